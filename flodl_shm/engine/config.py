@@ -1,0 +1,240 @@
+"""What one run was asked to be: settled once on the command line, checked here, passed down.
+
+RunConfig knows the rules that hold whatever script is run. What a script may also ask for
+(`wishes`) is settled later, when the ranks have spoken: see control/plan.py. This module must not
+know where a value came from beyond naming it, and reads no environment.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flodl_shm.control.messages import Wishes
+from flodl_shm.errors import BadConfig
+from flodl_shm.ids import Rank
+
+POLICIES = ("sync", "cadence")
+PROGRESS_MODES = ("auto", "line", "json", "none")
+SHOWN_RANKS = ("0", "all", "errors")
+MAX_RANKS = 256  # far above one host; a slip of the keyboard must not fork ten thousand processes
+LARGEST_SEED = 2**63 - 1  # torch.manual_seed takes no more
+DEVICE = re.compile(r"cpu|cuda:\d+")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # becomes a part of a directory's name
+PACED = "paced"  # the only workload with options of its own
+PACED_OPTIONS = ("step_ms", "picks")
+
+# Only ElChe reads these, and under `sync` every window is one batch.
+NEEDS_WINDOWS = ("anchor", "max_anchor", "overhead_target", "gamma")
+
+OptionValue = int | float | tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """`--slow RANK:FACTOR[@EPOCH]`: from that epoch on the rank takes FACTOR times as long."""
+
+    rank: Rank
+    factor: float
+    from_epoch: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rank < 0:
+            raise BadConfig(f"--slow names rank {self.rank}, but ranks count from 0")
+        if not (math.isfinite(self.factor) and self.factor >= 1):
+            raise BadConfig(
+                f"--slow {self.rank}:{self.factor:g}: a factor is at least 1",
+                hint="2 makes a rank take twice as long.",
+            )
+        if self.from_epoch < 0:
+            raise BadConfig(f"--slow {self}: epochs count from 0")
+
+    def __str__(self) -> str:
+        start = f"@{self.from_epoch}" if self.from_epoch else ""
+        return f"{self.rank}:{self.factor:g}{start}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """One run. Exactly one of `script`, `module` and `workload` is set.
+
+    Raises BadConfig on any value or combination that cannot hold, in one sentence.
+    """
+
+    ranks: int
+    devices: tuple[str, ...]  # one per rank, "cpu" or "cuda:N"
+    script: Path | None = None
+    module: str | None = None
+    script_args: tuple[str, ...] = ()
+    workload: str | None = None
+    workload_options: Mapping[str, OptionValue] = field(default_factory=dict)
+    wishes: Wishes = Wishes()
+    backend: str = "shm"
+    slow: tuple[Slow, ...] = ()
+    dead_after_s: float = 5.0
+    stall_timeout_s: float = 300.0
+    grace_s: float = 30.0
+    run_root: Path = Path("runs")
+    name: str | None = None
+    progress: str = "auto"
+    show_ranks: str = "0"
+    summary: Path | None = None
+    quiet: bool = False
+    verbose: int = 0
+    dry_run: bool = False
+    sources: Mapping[str, str] = field(default_factory=dict)  # option -> where its value is from
+
+    def __post_init__(self) -> None:
+        self._check_what_runs()
+        self._check_ranks()
+        self._check_wishes()
+        self._check_workload_options()
+        self._check_slow()
+        self._check_limits()
+        self._check_view()
+
+    @property
+    def title(self) -> str:
+        """What is trained, in a word: the workload, the module or the script's name."""
+        return self.workload or self.module or (self.script.name if self.script else "")
+
+    def slow_of(self, rank: Rank) -> tuple[Slow, ...]:
+        """The slow-downs of one rank, in the order of their epochs."""
+        return tuple(
+            sorted((s for s in self.slow if s.rank == rank), key=lambda one: one.from_epoch)
+        )
+
+    def _check_what_runs(self) -> None:
+        given = [
+            word
+            for word, value in (
+                ("a script", self.script),
+                ("-m MODULE", self.module),
+                ("--workload", self.workload),
+            )
+            if value is not None
+        ]
+        if len(given) != 1:
+            what = " and ".join(given) or "nothing"
+            raise BadConfig(
+                f"asked to run {what}", hint="Give one of SCRIPT, -m MODULE and --workload NAME."
+            )
+        if self.workload and self.script_args:
+            raise BadConfig(f"workload {self.workload} takes no arguments: {self.script_args[0]}")
+
+    def _check_ranks(self) -> None:
+        if not 1 <= self.ranks <= MAX_RANKS:
+            raise BadConfig(f"--ranks {self.ranks}: between 1 and {MAX_RANKS} ranks can run")
+        if len(self.devices) != self.ranks:
+            raise BadConfig(f"{self.ranks} ranks but {len(self.devices)} devices")
+        for device in self.devices:
+            if not DEVICE.fullmatch(device):
+                raise BadConfig(
+                    f"--devices names {device!r}", hint="A device is cpu or cuda:N, as cuda:0."
+                )
+
+    def _check_wishes(self) -> None:
+        wishes = self.wishes
+        if wishes.policy is not None and wishes.policy not in POLICIES:
+            raise BadConfig(f"--policy {wishes.policy}: known are {', '.join(POLICIES)}")
+        for name in ("epochs", "batch_size", "anchor", "max_anchor"):
+            value = getattr(wishes, name)
+            if value is not None and value < 1:
+                raise BadConfig(f"{flag(name)} {value}: at least 1")
+        if wishes.seed is not None and not 0 <= wishes.seed <= LARGEST_SEED:
+            raise BadConfig(f"--seed {wishes.seed}: between 0 and {LARGEST_SEED}")
+        if wishes.anchor and wishes.max_anchor and wishes.max_anchor < wishes.anchor:
+            raise BadConfig(f"--max-anchor {wishes.max_anchor} is below --anchor {wishes.anchor}")
+        _within("overhead_target", wishes.overhead_target, above=0, below=1)
+        _within("gamma", wishes.gamma, least=0)
+        _within("max_grad_norm", wishes.max_grad_norm, above=0)
+        if wishes.policy == "sync":
+            for name in NEEDS_WINDOWS:
+                if getattr(wishes, name) is not None:
+                    raise BadConfig(
+                        f"{flag(name)} has no effect under --policy sync",
+                        hint="There every window is one batch.",
+                    )
+
+    def _check_workload_options(self) -> None:
+        for name, value in self.workload_options.items():
+            if self.workload != PACED or name not in PACED_OPTIONS:
+                raise BadConfig(
+                    f"{flag(name)} has no effect on {self.title}",
+                    hint=f"It belongs to --workload {PACED}.",
+                )
+            if name == "picks" and not (isinstance(value, int) and value >= 1):
+                raise BadConfig(f"--picks {value}: at least 1")
+            if name == "step_ms":
+                self._check_step_ms(value)
+
+    def _check_step_ms(self, value: OptionValue) -> None:
+        if not isinstance(value, tuple) or len(value) != self.ranks:
+            count = len(value) if isinstance(value, tuple) else 1
+            raise BadConfig(f"--step-ms has {count} entries for {self.ranks} ranks")
+        for step_ms in value:
+            if not (math.isfinite(step_ms) and step_ms > 0):
+                raise BadConfig(f"--step-ms {step_ms:g}: a step takes more than 0 ms")
+
+    def _check_slow(self) -> None:
+        seen = set()
+        for one in self.slow:
+            if one.rank >= self.ranks:
+                raise BadConfig(
+                    f"--slow {one} names rank {one.rank}, but there are {self.ranks} ranks",
+                    hint="Ranks count from 0.",
+                )
+            if (one.rank, one.from_epoch) in seen:
+                raise BadConfig(f"--slow {one}: rank {one.rank} has a factor there already")
+            seen.add((one.rank, one.from_epoch))
+
+    def _check_limits(self) -> None:
+        if self.backend != "shm":
+            raise BadConfig(f"--backend {self.backend} is not available in this version")
+        _within("dead_after", self.dead_after_s, above=0)
+        _within("stall_timeout", self.stall_timeout_s, above=0)
+        _within("grace", self.grace_s, least=0)
+        if self.name is not None and not NAME.fullmatch(self.name):
+            raise BadConfig(
+                f"--name {self.name!r} cannot be part of a directory's name",
+                hint="Letters, digits, dots, dashes and underscores, at most 64.",
+            )
+
+    def _check_view(self) -> None:
+        if self.progress not in PROGRESS_MODES:
+            raise BadConfig(f"--progress {self.progress}: known are {', '.join(PROGRESS_MODES)}")
+        if self.show_ranks not in SHOWN_RANKS:
+            raise BadConfig(f"--show-ranks {self.show_ranks}: known are {', '.join(SHOWN_RANKS)}")
+        if self.quiet and self.verbose:
+            raise BadConfig("-q and -v exclude each other")
+
+
+def flag(name: str) -> str:
+    """The spelling on the command line of an option's name in Python."""
+    return "--" + name.replace("_", "-")
+
+
+def _within(
+    name: str,
+    value: float | None,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+) -> None:
+    """Refuse a number outside [least, ..) and (above, below); nan and infinities always."""
+    if value is None or (math.isfinite(value) and value >= least and above < value < below):
+        return
+    bounds = [
+        words
+        for words, bound in (
+            (f"at least {least:g}", least),
+            (f"above {above:g}", above),
+            (f"below {below:g}", below),
+        )
+        if math.isfinite(bound)
+    ]
+    raise BadConfig(f"{flag(name)} {value:g}: must be {' and '.join(bounds) or 'finite'}")
