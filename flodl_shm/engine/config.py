@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flodl_shm.control.messages import Wishes
 from flodl_shm.errors import BadConfig
-from flodl_shm.ids import Rank
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flodl_shm.ids import Rank
 
 POLICIES = ("sync", "cadence")
 PROGRESS_MODES = ("auto", "line", "json", "none")
