@@ -1,0 +1,123 @@
+"""Names in /dev/shm: how ours look, the lock under which they exist, and the sweep of orphans.
+
+A name lives only between creation and unlink, microseconds under one per-uid lock. Whoever is
+killed inside leaves a file without an owner; the next start removes it. Liveness is an flock on
+the file itself, which the kernel releases with the owner, never a pid.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flodl_shm.errors import HostUnfit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SHM = Path("/dev/shm")
+LOCK_PATIENCE_S = 10.0  # the lock is held for microseconds; this long means a stopped holder
+LOCK_RETRY_S = 0.001
+
+
+def fresh_name() -> str:
+    """Draw a POSIX name "/flodl-<uid>-<8 hex>": at most 26 characters, macOS allows 31."""
+    return f"/flodl-{os.getuid()}-{os.urandom(4).hex()}"
+
+
+@contextmanager
+def uid_lock(shm: Path = SHM, *, patience_s: float = LOCK_PATIENCE_S) -> Iterator[None]:
+    """Hold the one lock under which names of this uid appear and go.
+
+    The lock file lives beside the names, so whoever shares the names shares the lock, and only
+    while it is held, so nothing stays behind. Raises HostUnfit after `patience_s` seconds and
+    OSError where `shm` cannot be written.
+    """
+    path = shm / f"flodl-{os.getuid()}.lock"
+    fd = _locked(path, patience_s)
+    try:
+        yield
+    finally:
+        # Unlinked while held: an opener that waits for this file sees that the path has gone
+        # and starts again. LOCK_UN because a forked child may hold a copy of the descriptor.
+        path.unlink(missing_ok=True)
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
+
+
+def _locked(path: Path, patience_s: float) -> int:
+    deadline = time.monotonic() + patience_s
+    while True:
+        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            if _try_flock(fd) and _is_same_file(fd, path):
+                fd, mine = -1, fd
+                return mine
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        if time.monotonic() >= deadline:
+            raise HostUnfit(
+                f"waited {patience_s:g} s for the lock {path}, held by another flodl process",
+                hint="A stopped process (state T) may hold it: look with `fuser`.",
+            )
+        time.sleep(LOCK_RETRY_S)
+
+
+def _try_flock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_same_file(fd: int, path: Path) -> bool:
+    try:
+        there = path.lstat()
+    except FileNotFoundError:
+        return False
+    mine = os.fstat(fd)
+    return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+
+
+def sweep(shm: Path = SHM, *, patience_s: float = LOCK_PATIENCE_S) -> list[str]:
+    """Remove the segments and semaphores of this uid that no process owns; return their names.
+
+    A segment with an flock on it belongs to a live run and stays. A semaphore has no owner
+    lock, but its name exists only under the uid lock, so one seen here is an orphan. Where
+    there is no writable `shm` there is nothing of ours either: an empty list.
+    """
+    try:
+        with uid_lock(shm, patience_s=patience_s):
+            return [entry.name for entry in _ours(shm) if _remove_orphan(entry)]
+    except OSError:
+        return []
+
+
+def _ours(shm: Path) -> list[Path]:
+    pattern = re.compile(rf"(sem\.)?flodl-{os.getuid()}-[0-9a-f]{{8}}")
+    return sorted(entry for entry in shm.iterdir() if pattern.fullmatch(entry.name))
+
+
+def _remove_orphan(path: Path) -> bool:
+    # O_NONBLOCK | O_NOFOLLOW: whatever lies there under our name must neither hang nor lead away.
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        facts = os.fstat(fd)
+        is_ours = stat.S_ISREG(facts.st_mode) and facts.st_uid == os.getuid()
+        if not (is_ours and _try_flock(fd)):
+            return False
+        path.unlink(missing_ok=True)
+        return True
+    finally:
+        os.close(fd)
