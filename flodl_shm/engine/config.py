@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flodl_shm.control import plan
 from flodl_shm.control.messages import Wishes
 from flodl_shm.errors import BadConfig
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from flodl_shm.ids import Rank
 
-POLICIES = ("sync", "cadence")
 PROGRESS_MODES = ("auto", "line", "json", "none")
 SHOWN_RANKS = ("0", "all", "errors")
 MAX_RANKS = 256  # far above one host; a slip of the keyboard must not fork ten thousand processes
@@ -142,19 +142,9 @@ class RunConfig:
 
     def _check_wishes(self) -> None:
         wishes = self.wishes
-        if wishes.policy is not None and wishes.policy not in POLICIES:
-            raise BadConfig(f"--policy {wishes.policy}: known are {', '.join(POLICIES)}")
-        for name in ("epochs", "batch_size", "anchor", "max_anchor"):
-            value = getattr(wishes, name)
-            if value is not None and value < 1:
-                raise BadConfig(f"{flag(name)} {value}: at least 1")
-        if wishes.seed is not None and not 0 <= wishes.seed <= LARGEST_SEED:
-            raise BadConfig(f"--seed {wishes.seed}: between 0 and {LARGEST_SEED}")
-        if wishes.anchor and wishes.max_anchor and wishes.max_anchor < wishes.anchor:
-            raise BadConfig(f"--max-anchor {wishes.max_anchor} is below --anchor {wishes.anchor}")
-        _within("overhead_target", wishes.overhead_target, above=0, below=1)
-        _within("gamma", wishes.gamma, least=0)
-        _within("max_grad_norm", wishes.max_grad_norm, above=0)
+        plan.check(wishes)
+        if wishes.seed is not None and wishes.seed > LARGEST_SEED:
+            raise BadConfig(f"--seed {wishes.seed} is above {LARGEST_SEED}")
         if wishes.policy == "sync":
             for name in NEEDS_WINDOWS:
                 if getattr(wishes, name) is not None:
@@ -198,9 +188,9 @@ class RunConfig:
     def _check_limits(self) -> None:
         if self.backend != "shm":
             raise BadConfig(f"--backend {self.backend} is not available in this version")
-        _within("dead_after", self.dead_after_s, above=0)
-        _within("stall_timeout", self.stall_timeout_s, above=0)
-        _within("grace", self.grace_s, least=0)
+        _seconds("dead_after", self.dead_after_s)
+        _seconds("stall_timeout", self.stall_timeout_s)
+        _seconds("grace", self.grace_s, zero=True)
         if self.name is not None and not NAME.fullmatch(self.name):
             raise BadConfig(
                 f"--name {self.name!r} cannot be part of a directory's name",
@@ -221,24 +211,8 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _within(
-    name: str,
-    value: float | None,
-    *,
-    least: float = -math.inf,
-    above: float = -math.inf,
-    below: float = math.inf,
-) -> None:
-    """Refuse a number outside [least, ..) and (above, below); nan and infinities always."""
-    if value is None or (math.isfinite(value) and value >= least and above < value < below):
-        return
-    bounds = [
-        words
-        for words, bound in (
-            (f"at least {least:g}", least),
-            (f"above {above:g}", above),
-            (f"below {below:g}", below),
-        )
-        if math.isfinite(bound)
-    ]
-    raise BadConfig(f"{flag(name)} {value:g}: must be {' and '.join(bounds) or 'finite'}")
+def _seconds(name: str, value: float, *, zero: bool = False) -> None:
+    """Refuse what is no length of time; nan and infinity too."""
+    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        least = "at least 0" if zero else "more than 0"
+        raise BadConfig(f"{flag(name)} {value:g}: must be {least} seconds")

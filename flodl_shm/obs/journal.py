@@ -1,0 +1,106 @@
+"""The record of a run: every event and action of the coordinator, one JSON line each, in order.
+
+The first line is a header. The classes are those of control/messages.py, so a line can be read
+back into the very message that was stepped. A full disk must not stop a training: the journal
+says so once and ends there, since a gap in the middle would make it a lie.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from flodl_shm.control.messages import Action, Event, Message
+from flodl_shm.errors import BadConfig
+from flodl_shm.ids import Nanos
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+SCHEMA = 1
+Kind = Literal["event", "action", "note"]
+
+
+class Header(msgspec.Struct, frozen=True):
+    """The first line: what was run, by which versions, and when on the wall clock."""
+
+    schema: int
+    run_id: str
+    started: str  # wall time, ISO 8601: the only one in the file
+    started_at: Nanos  # the same moment on the clock of all other lines
+    versions: dict[str, str]
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One line. `note` is the shell's own remark; the coordinator never saw it."""
+
+    kind: Kind
+    at: Nanos
+    message: Event | Action
+
+
+class Journal:
+    """Appends records to one file. `warn` is told, once, when the disk refuses."""
+
+    def __init__(self, path: Path, *, warn: Callable[[str], None]) -> None:
+        """Create the file, which must not exist. Raises OSError when it cannot be created."""
+        self._path = path
+        self._warn = warn
+        self._encoder = msgspec.json.Encoder()
+        # Unbuffered: a line is in the kernel when `write` returns, so a killed launcher loses none.
+        self._file = open(path, "xb", buffering=0)  # noqa: SIM115 - lives as long as the run
+        self._broken = False
+
+    def header(self, *, run_id: str, started: str, at: Nanos, versions: Mapping[str, str]) -> None:
+        """Write the first line."""
+        self._line(Header(SCHEMA, run_id, started, at, dict(versions)))
+
+    def write(self, kind: Kind, message: Message, now: Nanos) -> None:
+        """Append one record. Never raises because of the disk."""
+        self._line({"kind": kind, "at": now, "message": message})
+
+    def close(self) -> None:
+        """Give the file back to the system; twice is harmless."""
+        self._file.close()
+
+    def _line(self, value: object) -> None:
+        if self._broken:
+            return
+        line = self._encoder.encode(value) + b"\n"
+        try:
+            written = self._file.write(line)
+        except OSError as error:
+            self._give_up(error.strerror or str(error))
+            return
+        if written != len(line):  # a nearly full disk takes a part of a line
+            self._give_up(f"{written} of {len(line)} bytes were taken")
+
+    def _give_up(self, why: str) -> None:
+        self._broken = True
+        self._warn(f"the journal {self._path} ends here ({why}); the training goes on without it")
+
+
+def read(path: str | os.PathLike[str]) -> Iterator[Header | Record]:
+    """The header, then every record, as the objects they were.
+
+    A last line without its end is what a kill left and is passed over. Raises BadConfig on a file
+    that is no journal of this schema.
+    """
+    header = msgspec.json.Decoder(Header)
+    record = msgspec.json.Decoder(Record)
+    with open(path, "rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                one = header.decode(line) if number == 1 else record.decode(line)
+            except msgspec.MsgspecError as error:
+                raise BadConfig(
+                    f"{path} line {number} is no record of a journal: {error}"
+                ) from None
+            if isinstance(one, Header) and one.schema != SCHEMA:
+                raise BadConfig(f"{path} has schema {one.schema}, this version reads {SCHEMA}")
+            yield one
