@@ -1,0 +1,213 @@
+"""One simulated rank: takes orders, trains, arrives, leaves, and may die on the way."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flodl_shm.control.messages import (
+    Arrived,
+    Attach,
+    Attached,
+    Evaluate,
+    Evaluated,
+    Finish,
+    Finished,
+    Grant,
+    Left,
+    Order,
+    Ready,
+)
+from flodl_shm.control.pace import Pace
+from flodl_shm.control.window_turn import AnchorView, takes_another
+from flodl_shm.ids import Nanos, Rank, Round, Row
+from flodl_shm.sim.rig import MS, SimRank
+
+if TYPE_CHECKING:
+    from flodl_shm.sim.world import World
+
+
+@dataclass(slots=True)
+class Cells:
+    """What a rank has published, readable after its death."""
+
+    arrived: Round = Round(0)
+    steps: int = 0
+    picks: int = 0
+    round: Round = Round(0)  # pace: steps done are of this round
+    done: int = 0
+    last: Nanos = Nanos(0)
+    pace_ns: int = 0
+
+
+class Actor:
+    """A rank in the world. `state` says where it is, in the words of DEATH_POINTS."""
+
+    def __init__(self, sim: SimRank, world: World) -> None:
+        self.sim, self.world = sim, world
+        self.rank, self.row = sim.rank, Row(sim.rank)
+        self.state = "building"
+        self.busy_ns = 0
+        self.batches = 0
+        self._inbox: deque[Order] = deque()
+        self._passed: Counter[str] = Counter()
+        self._consumed = 0
+        self._size = 1
+        self._pace = Pace()
+        self._grant: Grant | None = None
+        self._queue: deque[int] = deque()
+        self._taken: list[int] = []
+        self._times: list[int] = []
+        self._began = Nanos(0)
+
+    # ---- dying ------------------------------------------------------------------------------
+
+    def _enter(self, state: str) -> bool:
+        """Be in `state` from now on; False if the rank dies there."""
+        self.state = state
+        self._passed[state] += 1
+        death = self.sim.death
+        if death is not None and death.point == state and self._passed[state] == death.nth:
+            self.state = "dead"
+            self.world.die(self.rank)
+            return False
+        return True
+
+    def inside(self, number: Round) -> bool:
+        """True while the rank lives and waits for this round to close."""
+        here = self.state in ("arrived", "reducing")
+        return here and self._grant is not None and self._grant.round == number
+
+    # ---- orders -----------------------------------------------------------------------------
+
+    def build(self) -> None:
+        """Build the model and report."""
+        if not self._enter("building"):
+            return
+        samples = self.world.samples
+        self.world.report(
+            self.rank,
+            Ready(self.rank, self.row, "same", params=8, buffers=0, samples=samples, device="sim"),
+        )
+        self.state = "idle"
+
+    def take(self, order: Order) -> None:
+        """An order reaches the rank's ring."""
+        self._inbox.append(order)
+        self._turn()
+
+    def _turn(self) -> None:
+        """Take the next order if nothing is under way."""
+        if self.state != "idle" or not self._inbox:
+            return
+        match self._inbox.popleft():
+            case Attach() as attach:
+                self._size = attach.plan.batch_size
+                if self._enter("attaching"):
+                    self.world.report(self.rank, Attached(self.rank, self.row))
+                    self.state = "idle"
+            case Grant() as grant:
+                self._window(grant)
+            case Evaluate() as order:
+                if self._enter("evaluating"):
+                    report = Evaluated(self.rank, self.row, order.epoch, 1.0)
+                    self.world.report(self.rank, report)
+                    self.state = "idle"
+            case Finish():
+                if self._enter("finishing"):
+                    self.world.report(self.rank, Finished(self.rank, self.row, "same"))
+                    self.state = "idle"
+        self._turn()
+
+    # ---- one window ---------------------------------------------------------------------------
+
+    def _window(self, grant: Grant) -> None:
+        if not self._enter("waiting"):
+            return
+        self._grant, self._taken, self._times = grant, [], []
+        starts = [s for start, stop in grant.spans for s in range(start, stop, self._size)]
+        self._queue = deque(starts[(self._consumed - grant.after) // self._size :])
+        if not self._enter("training"):
+            return
+        cells = self.world.cells[self.rank]
+        cells.round, cells.done, cells.last = grant.round, 0, self.world.now
+        self._boundary()
+
+    def _boundary(self) -> None:
+        grant = self._grant
+        assert grant is not None
+        if self._queue and takes_another(
+            grant,
+            done=len(self._taken),
+            now=self.world.now,
+            own_ns=self._pace.mean_ns,
+            anchor=self._anchor(grant),
+        ):
+            self.batches += 1
+            took = self.sim.batch_ns(self.world.now, self.batches, self.world.rng)
+            self.world.after(took, lambda: self._batch_done(took))
+        else:
+            self._arrive()
+
+    def _anchor(self, grant: Grant) -> AnchorView | None:
+        if grant.anchor_rank == self.rank:
+            return None
+        cells = self.world.cells[grant.anchor_rank]
+        same = cells.round == grant.round
+        alive = grant.anchor_rank not in self.world.dead
+        done = cells.done if same else 0
+        return AnchorView(alive, done, cells.last if same else self._began, cells.pace_ns)
+
+    def _batch_done(self, took: int) -> None:
+        self._taken.append(self._queue.popleft())
+        self._times.append(took)
+        self._pace.add(took)
+        self._consumed += self._size
+        self.busy_ns += took
+        cells = self.world.cells[self.rank]
+        cells.done, cells.last, cells.pace_ns = len(self._taken), self.world.now, self._pace.mean_ns
+        if self._enter("training"):
+            self._boundary()
+
+    def _arrive(self) -> None:
+        grant = self._grant
+        assert grant is not None
+        if not self._enter("before arrival"):
+            return
+        self.state = "published"  # readable by others before the rank can die there
+        self.world.publish(self.rank, grant, tuple(self._taken), self._consumed)
+        if not self._enter("published"):
+            return
+        steps, times = len(self._taken), self._times
+        report = Arrived(
+            rank=self.rank,
+            row=self.row,
+            round=grant.round,
+            steps=steps,
+            batches=steps,
+            picks=self._consumed,
+            first_ns=times[0] if times else 0,
+            rest_ns=sum(times[1:]),
+            busy_ns=sum(times),
+            loss_sum=float(steps),
+            loss_count=steps,
+        )
+        self.world.report(self.rank, report)
+        if self._enter("arrived"):
+            self.world.after(0.01 * MS, lambda: self._reduce(grant.round))
+
+    def _reduce(self, number: Round) -> None:
+        if self.inside(number) and self.state == "arrived":
+            self._enter("reducing")
+
+    def leave(self, number: Round, contributors: tuple[Rank, ...]) -> None:
+        """The round has closed."""
+        if not self._enter("left"):
+            return
+        reduce_ns = int(self.world.rig.reduce_ms * MS)
+        report = Left(self.rank, self.row, number, contributors, reduce_ns=reduce_ns)
+        self.world.report(self.rank, report)
+        self._began = self.world.now
+        self.state = "idle"
+        self._turn()
