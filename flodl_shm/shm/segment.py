@@ -61,17 +61,12 @@ class Segment:
         if size <= 0:
             raise WeBroke(f"a segment of {size} bytes was asked for ({purpose})")
         room = free()
-        spare = SPARE_BYTES if fallback else 0
         why = ""
-        if size <= room.memory and size + spare <= room.shm:
+        for kind in _kinds_to_try(size, room, fallback=fallback):
             try:
-                return cls._mapped(_reserved(_open_nameless(), size), size, "shm")
+                fd = _open_nameless() if kind == "shm" else _open_memfd(purpose)
+                return cls._mapped(_reserved(fd, size, kind), size, kind)
             except (OSError, posix_ipc.Error, HostUnfit) as exc:
-                why = str(exc)
-        if size <= room.memory and fallback:
-            try:
-                return cls._mapped(_sealed(_reserved(_open_memfd(purpose), size)), size, "memfd")
-            except OSError as exc:
                 why = str(exc)
         raise _no_room(size, purpose, room, why)
 
@@ -147,22 +142,25 @@ def _open_memfd(purpose: str) -> int:
     return os.memfd_create(f"flodl-{purpose}"[:64], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
-def _reserved(fd: int, size: int) -> int:
+def _kinds_to_try(size: int, room: FreeMemory, *, fallback: bool) -> list[Kind]:
+    if size > room.memory:
+        return []  # reserving would wake the OOM killer
+    fits = size <= room.shm
+    if not fallback:
+        return ["shm"] if fits else []
+    if size + SPARE_BYTES <= room.shm:
+        return ["shm", "memfd"]
+    return ["memfd", "shm"] if fits else ["memfd"]
+
+
+def _reserved(fd: int, size: int, kind: Kind) -> int:
     """Size the file and reserve its pages: ftruncate alone over-commits, SIGBUS comes later."""
     try:
         os.ftruncate(fd, size)
         for start in range(0, size, RESERVE_PIECE):
             os.posix_fallocate(fd, start, min(RESERVE_PIECE, size - start))
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _sealed(fd: int) -> int:
-    """Fix the size for good, so that no holder of the descriptor can pull pages from the rest."""
-    try:
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+        if kind == "memfd":  # no holder of the descriptor can pull pages from under the others
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
     except BaseException:
         os.close(fd)
         raise
