@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flodl_shm.control.last_window import split_last_window
+from flodl_shm.control.last_window import split_remainder
 from flodl_shm.ids import Rank
 
 # A remainder of up to this many windows is planned as one. Below 1 the epoch would end in crumbs,
@@ -48,7 +48,7 @@ def plan_window(
         counts = _first_counts(left, counts)
     total = sum(counts.values())
     if left <= FINAL_WINDOWS * total or left < total + len(counts):
-        split = split_last_window(left, costs)
+        split = split_remainder(left, costs)
         return WindowPlan(split, dict(split), True, f"last {left} batches of the epoch")
     ceiling = _ceilings(left - total, counts, calibrated=calibrated)
     return WindowPlan(dict(counts), ceiling, False, f"{left} batches left in the epoch")

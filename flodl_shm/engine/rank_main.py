@@ -1,0 +1,108 @@
+"""What a process does from the moment it is a rank: set the stage and run the user's script.
+
+Runs in a child of the fork server, which sees to the process's end. The script runs as
+`__main__`, as under `python script.py`; whatever it raises is written to the rank's error file
+before it goes on its way to stderr and to the exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flodl_shm.engine import ticket as tickets
+from flodl_shm.errors import FlodlError
+from flodl_shm.proc.error_file import write_error
+
+if TYPE_CHECKING:
+    from flodl_shm.engine.rank_session import ShmSession
+    from flodl_shm.engine.ticket import Ticket
+    from flodl_shm.shm.control_block import ControlBlock
+
+
+def preload() -> None:
+    """Import once, in the fork server, what every rank needs."""
+    import torch
+    import torch.utils.data
+
+    import flodl_shm.train.trainer  # noqa: F401
+    import flodl_shm.train.reduce  # noqa: F401
+
+    torch.set_num_threads(1)  # no pool before the fork; ranks set their own number
+
+
+@dataclass(frozen=True, slots=True)
+class RankEntry:
+    """Called in the child with its ticket and the descriptors that came with it."""
+
+    block: ControlBlock
+    lifeline: int
+
+    def __call__(self, body: bytes, fds: list[int]) -> None:
+        """Be the rank of this ticket until its script ends."""
+        ticket = tickets.decode(body)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher is told, and says when to stop
+        from flodl_shm.engine.rank_session import Bridge, ShmSession
+
+        session = ShmSession(ticket, self.block, socket.socket(fileno=fds[0]))
+        Bridge(self.block, ticket.row, self.lifeline).start()
+        try:
+            _be(ticket, session)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            _report(ticket, session, error)
+            if isinstance(error, FlodlError):
+                print(f"error: {error.sentence()}", file=sys.stderr)
+                raise SystemExit(error.exit_code) from error
+            raise
+
+
+def _be(ticket: Ticket, session: ShmSession) -> None:
+    import torch
+
+    from flodl_shm.train import session as sessions
+
+    torch.set_num_threads(ticket.threads)
+    sessions.CURRENT = session
+    os.chdir(ticket.cwd)
+    if ticket.script is None:
+        _run_workload(ticket)
+    else:
+        _run_script(ticket)
+
+
+def _run_workload(ticket: Ticket) -> None:
+    from flodl_shm.train.trainer import Trainer
+    from flodl_shm.workloads import build
+
+    Trainer(**build(ticket.workload or "", **ticket.workload_options)).run()
+
+
+def _run_script(ticket: Ticket) -> None:
+    """As `python script.py args` does: argv, sys.path[0], __main__, __file__."""
+    script = str(ticket.script)
+    sys.argv = [script, *ticket.script_args]
+    sys.path[0] = str(Path(script).resolve().parent)
+    runpy.run_path(script, run_name="__main__")
+
+
+def _report(ticket: Ticket, session: ShmSession, error: BaseException) -> None:
+    """Write the error file. That it cannot be written must not hide the error itself."""
+    try:
+        write_error(
+            Path(ticket.error_file),
+            error,
+            rank=ticket.rank,
+            row=ticket.row,
+            cause="refused" if isinstance(error, FlodlError) else "exception",
+            recent=list(session.link.recent),
+        )
+    except OSError as why:
+        print(f"the error file could not be written: {why}", file=sys.stderr)

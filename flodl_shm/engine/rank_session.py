@@ -1,0 +1,119 @@
+"""A rank's own end of everything: its rings, its arena, its heartbeat.
+
+The launcher's death is not noticed here: the bridge thread watches the lifeline and ends the
+process, so no wait below can outlive the launcher.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from flodl_shm.control import messages
+from flodl_shm.errors import PeersLost, WeBroke
+from flodl_shm.shm.arena import Arena
+from flodl_shm.shm.ring import BadFrame, Reader, Writer
+from flodl_shm.shm.segment import Segment
+from flodl_shm.train.reduce import Reducer
+from flodl_shm.train.session import SlowDown
+from flodl_shm.wire.layout import plan_arena
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flodl_shm.control.messages import Attach, Order, Report
+    from flodl_shm.engine.ticket import Ticket
+    from flodl_shm.ids import Rank, Row
+    from flodl_shm.shm.control_block import ControlBlock
+
+SEND_LIMIT_NS = 60_000_000_000  # the launcher reads within milliseconds, or it is stopped
+ATTACH_LIMIT_S = 60.0  # the descriptor is sent before the order that announces it
+RECENT = 20  # messages an error file tells of
+
+
+class ShmLink:
+    """Reports go up, orders come down; one user thread, which is the rank's main thread."""
+
+    def __init__(self, block: ControlBlock, row: Row) -> None:
+        self.recent: deque[str] = deque(maxlen=RECENT)
+        self.waits_for = ""  # what the main thread waits for, for whoever asks
+        self._bell = block.bells[row]
+        self._writer = Writer(block.up(row), ring_bell=block.wakeup.notify, peer="the launcher")
+        self._reader = Reader(block.down(row), peer="the launcher")
+
+    def send(self, report: Report) -> None:
+        """Hand a report over. Raises PeersLost if the launcher does not read for a minute."""
+        self.recent.append(f"sent {type(report).__name__}")
+        deadline = time.monotonic_ns() + SEND_LIMIT_NS
+        self._writer.send(messages.encode(report), deadline_ns=deadline)
+
+    def receive(self, *, wait_for: str) -> Order:
+        """The next order. Ends with one, or with the process when the launcher is gone."""
+        self.waits_for = wait_for
+        self._bell.wait(self._reader.has_data)
+        body = self._reader.read()
+        if body is None:
+            raise WeBroke("the ring had data and has none")
+        if isinstance(body, BadFrame):
+            raise PeersLost(f"an order was lost: {body.sentence()}")
+        order = messages.decode_order(body)
+        self.waits_for = ""
+        self.recent.append(f"got {type(order).__name__}")
+        return order
+
+
+class ShmSession:
+    """One incarnation of a rank under the launcher; what train/session.py asks for."""
+
+    def __init__(self, ticket: Ticket, block: ControlBlock, attach_socket: socket.socket) -> None:
+        self.rank: Rank = ticket.rank
+        self.row: Row = ticket.row
+        self.world_size = ticket.world_size
+        self.device = ticket.device
+        self.seed = ticket.seed
+        self.slow = tuple(SlowDown(factor, epoch) for factor, epoch in ticket.slow)
+        self.link = ShmLink(block, ticket.row)
+        self._block = block
+        self._socket = attach_socket
+
+    def attach(self, order: Attach) -> tuple[Reducer, Tensor]:
+        """Map the arena, fault its pages in, and take this rank's place in it."""
+        self._socket.settimeout(ATTACH_LIMIT_S)
+        shape, fds, _, _ = socket.recv_fds(self._socket, 64, 1)
+        if len(fds) != 1:
+            raise PeersLost("the launcher closed the connection before it sent the arena")
+        params, buffers, slots, rows = (int(word) for word in shape.split())
+        arena_map = plan_arena(params=params, buffers=buffers, slots=slots, rows=rows)
+        segment = Segment.adopt(fds[0], arena_map.size)
+        segment.prefault()
+        arena = Arena(segment, arena_map, self._block.bells)
+        return Reducer(arena, seat_row=self.row, slot=order.slot), arena.slot(order.slot)
+
+
+class Bridge:
+    """The rank's second thread: beats, and ends the process when the launcher is gone."""
+
+    BEAT_S = 0.1
+
+    def __init__(self, block: ControlBlock, row: Row, lifeline: int) -> None:
+        self._beat = block.beat(row)
+        self._lifeline = lifeline
+        self._beat.store(time.monotonic_ns())
+        self._thread = threading.Thread(target=self._run, name="flodl-bridge", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        import select
+
+        poll = select.poll()
+        poll.register(self._lifeline, select.POLLIN)
+        while not poll.poll(self.BEAT_S * 1000):
+            self._beat.store(time.monotonic_ns())
+        os._exit(PeersLost.exit_code)  # nobody is left to read an error file or a report

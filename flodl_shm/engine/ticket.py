@@ -1,0 +1,44 @@
+"""What the launcher tells a rank at its birth, as one message through the fork server."""
+
+from __future__ import annotations
+
+import msgspec
+
+from flodl_shm.errors import WeBroke
+from flodl_shm.ids import Rank, Row
+
+OptionValue = int | float | tuple[float, ...]
+
+
+class Ticket(msgspec.Struct, frozen=True):
+    """One incarnation of a rank."""
+
+    rank: Rank
+    row: Row
+    world_size: int
+    device: str
+    threads: int
+    seed: int | None  # of flags and environment; None: the script's word counts
+    script: str | None
+    script_args: tuple[str, ...]
+    workload: str | None
+    workload_options: dict[str, OptionValue]
+    slow: tuple[tuple[float, int], ...]  # (factor, from epoch)
+    error_file: str
+    cwd: str
+
+
+_decoder = msgspec.msgpack.Decoder(Ticket)
+
+
+def encode(ticket: Ticket) -> bytes:
+    """The msgpack form."""
+    return msgspec.msgpack.encode(ticket)
+
+
+def decode(body: bytes) -> Ticket:
+    """What `encode` made. Raises WeBroke on anything else: the launcher is the only sender."""
+    try:
+        return _decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise WeBroke(f"a rank was born with an unreadable ticket: {error}") from error
