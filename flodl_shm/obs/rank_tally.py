@@ -1,0 +1,106 @@
+"""What one rank did in a run, in sums, over all its incarnations.
+
+Fed by obs/tally.py. A rank is on the clock from its first step: what it waited for before is the
+run's start-up, not a loss of the training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flodl_shm.ids import Nanos, Round
+
+if TYPE_CHECKING:
+    from flodl_shm.control.messages import Arrived, Died, Finished, Left
+    from flodl_shm.ids import Row
+
+
+@dataclass(slots=True)
+class RankTally:
+    """Sums of one rank. `reported` picks were trained, `committed` ones are in the consensus."""
+
+    device: str = ""
+    rows: list[Row] = field(default_factory=list)  # one per incarnation, in order
+    batches: int = 0
+    reported: int = 0
+    committed: int = 0
+    busy_ns: int = 0
+    wait_ns: int = 0
+    data_ns: int = 0
+    barrier_ns: int = 0
+    reduce_ns: int = 0
+    lost_ns: int = 0  # dead incarnations: from their last reduce to their last sign of life
+    away: list[tuple[Nanos, Nanos | None]] = field(default_factory=list)  # dead from, back at
+    first_step_at: Nanos | None = None
+    last_left_at: Nanos = Nanos(0)
+    last_left_round: Round = Round(0)
+    finished: Finished | None = None
+    exit: str | None = None
+    _counted: dict[Row, int] = field(default_factory=dict)  # picks of an incarnation, seen so far
+
+    @property
+    def rate(self) -> float:
+        """Its own speed: picks per busy second; 0 before its first report."""
+        return self.reported / (self.busy_ns / 1e9) if self.busy_ns else 0.0
+
+    @property
+    def is_dead(self) -> bool:
+        """True while no incarnation lives."""
+        return bool(self.away) and self.away[-1][1] is None
+
+    @property
+    def incarnation(self) -> int:
+        """0 for the first process of this rank, 1 for the one that came after it, ..."""
+        return max(0, len(self.rows) - 1)
+
+    def appear(self, row: Row, now: Nanos) -> None:
+        """A process of this rank has spoken for the first time."""
+        if row in self.rows:
+            return
+        self.rows.append(row)
+        if self.is_dead:
+            self.away[-1] = (self.away[-1][0], now)
+
+    def arrive(self, report: Arrived) -> None:
+        """Add one window."""
+        new = report.picks - self._counted.get(report.row, 0)
+        self._counted[report.row] = report.picks
+        if self.first_step_at is None:
+            if not report.began_at:
+                return  # round 1: nothing was trained, and the wait for it is start-up
+            self.first_step_at = report.began_at
+        else:
+            self.wait_ns += report.wait_ns
+        self.batches += report.batches
+        self.reported += new
+        self.busy_ns += report.busy_ns
+        self.data_ns += report.data_ns
+
+    def leave(self, report: Left) -> None:
+        """Add one reduce."""
+        self.last_left_at = report.left_at
+        self.last_left_round = report.round
+        if self.first_step_at is None:
+            return
+        self.barrier_ns += report.barrier_ns
+        self.reduce_ns += report.reduce_ns
+
+    def die(self, death: Died, now: Nanos) -> Nanos:
+        """Take the incarnation off the clock; say since when. Told twice, it counts once."""
+        gone_at = death.last_sign_at or now
+        if self.is_dead:
+            return gone_at
+        # Arrived in a round it never left: its window is in the consensus, nothing is lost.
+        if self.first_step_at is not None and death.arrived <= self.last_left_round:
+            since = max(self.first_step_at, self.last_left_at)
+            self.lost_ns += max(0, gone_at - since)
+        self.away.append((gone_at, None))
+        return gone_at
+
+    def lived_ns(self, start: Nanos, stop: Nanos) -> int:
+        """How much of [start, stop) one of its processes was alive."""
+        lived = max(0, stop - start)
+        for gone, back in self.away:
+            lived -= max(0, min(stop, back or stop) - max(start, gone))
+        return max(0, lived)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from flodl_shm.control.messages import EpochClosed, Note
+from flodl_shm.ids import Nanos
+from flodl_shm.obs.metrics import MetricsFile, epoch_figures
+from flodl_shm.obs.progress import Progress, View
+from flodl_shm.obs.summary import summary
+
+RUN = Path("runs/one")
+
+
+def shown(feed, **view):
+    """The whole screen of a small run in which rank 1 is half as fast."""
+    screen = io.StringIO()
+    progress = Progress(feed.tally, screen, View(clock=lambda: "14:22:05", **view))
+    progress.start("one", RUN)
+    feed.form()
+    feed.window({0: 10, 1: 5}, {0: 10, 1: 20}, loss=2.0)
+    progress.tick(Nanos(feed.now))
+    progress.tick(Nanos(feed.now + 1))
+    feed.window({0: 10, 1: 5}, {0: 10, 1: 20}, wait_ms=2, loss=1.0)
+    feed.close(picks=30, loss=1.5)
+    progress.feed(EpochClosed(0, 30, 30, 0, 0, 1, 1.5), Nanos(feed.now))
+    for text, alert in (("steady", False), ("steady", False), ("rank 1 lost", True)):
+        progress.feed(Note("death" if alert else "gate", text, alert), Nanos(feed.now))
+    feed.finish()
+    progress.end(summary(feed.tally, now=Nanos(feed.now)), RUN)
+    return screen.getvalue()
+
+
+def test_the_plain_view_of_a_run(feed):
+    assert shown(feed).splitlines() == [
+        "flodl one: paced, backend shm",
+        "  rank 0  cpu",
+        "  rank 1  cpu",
+        "  files  runs/one",
+        "14:22:05 reduce 2  epoch 0 50%  147.1 picks/s  idle 0%, 0%  loss 2  about 0.1 s left",
+        "14:22:05 epoch 0 done  loss 1.5  picks 30  145.6 picks/s  shares 2 : 1  he 0.9709",
+        "14:22:05 rank 1 lost",
+        "ok",
+        "  loss per epoch  1.5",
+        "  30 picks in 0.2 s, 145.6 picks/s, 3 reduces",
+        "  shares 2 : 1   idle 1%, 1%",
+        "  he 0.9709   a barrier after every batch would reach 0.6667",
+        "  summary runs/one/summary.json",
+    ]
+
+
+def test_quiet_shows_what_went_wrong_and_how_it_ended(feed):
+    assert shown(feed, quiet=True).splitlines() == [
+        "14:22:05 rank 1 lost",
+        "ok",
+        "  summary runs/one/summary.json",
+    ]
+
+
+def test_verbose_shows_a_decision_when_it_changes_not_when_it_repeats(feed):
+    assert shown(feed, verbose=1).count("14:22:05 steady") == 1
+
+
+def test_none_shows_nothing(feed):
+    assert shown(feed, mode="none") == ""
+
+
+def test_json_is_one_object_a_line(feed):
+    told = [json.loads(line) for line in shown(feed, mode="json").splitlines()]
+    assert [one["event"] for one in told] == ["start", "standing", "epoch", "note", "end"]
+    assert told[-1]["summary"]["picks_total"] == 30
+
+
+class Gone(io.StringIO):
+    def write(self, text):
+        raise BrokenPipeError
+
+
+def test_a_reader_that_went_away_does_not_end_the_run(feed):
+    progress = Progress(feed.tally, Gone())
+    progress.say("one")
+    progress.say("two")
+
+
+def test_a_failed_run_says_why(feed):
+    screen = io.StringIO()
+    feed.finish(ranks=(), status="stopped")
+    Progress(feed.tally, screen).end(summary(feed.tally, now=Nanos(feed.now)), RUN)
+    assert screen.getvalue().splitlines()[0] == "stopped: all epochs done"
+
+
+def test_metrics_has_one_line_per_epoch(feed, tmp_path):
+    feed.form()
+    feed.window({0: 10, 1: 5}, {0: 10, 1: 20})
+    closed = EpochClosed(0, 15, 15, 0, 0, 0, 1.25)
+    metrics = MetricsFile(tmp_path / "metrics.jsonl", warn=pytest.fail)
+    metrics.write(epoch_figures(feed.tally, closed, now=Nanos(feed.now)))
+    metrics.close()
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    told = json.loads(line)
+    assert (told["epoch"], told["loss"], told["shares"]) == (0, 1.25, {"0": 0.6667, "1": 0.3333})
+
+
+def test_metrics_says_once_that_the_disk_is_full(tmp_path):
+    warnings = []
+    with open("/dev/full", "ab", buffering=0) as full:
+        metrics = MetricsFile(tmp_path / "metrics.jsonl", warn=warnings.append)
+        metrics.close()
+        metrics._file = full
+        metrics.write({})
+        metrics.write({})
+    assert len(warnings) == 1
