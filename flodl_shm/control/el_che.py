@@ -2,8 +2,8 @@
 
 The slowest rank (the anchor rank) does `anchor_steps` batches in a window; every other rank does as
 many as fit in the same time. Costs are per batch *delivered*, data included, so a slow link or a
-starved loader counts as slowness. Windows grow while their fixed cost is too large a part of them and the
-convergence guard agrees (window_growth.py); single outliers move nothing (smoothed.py).
+starved loader counts as slowness. Windows grow while their fixed cost is too large a part of them
+and the convergence guard agrees (window_growth.py); single outliers move nothing (smoothed.py).
 
     probe    nothing is measured      all ranks do the anchor's steps, or what a speed hint says
     warmup   1 to 4 windows           the anchor rank stays: first costs fall on the newest device
@@ -391,5 +391,6 @@ class ElChe:
         counts = " ".join(str(count) for count in self.counts(self._living).values())
         return (
             f"window {self._windows} ({self.phase.name.lower()}): "
-            f"{scale} costs {costs} ms a batch, counts {counts}, anchor rank {anchor} with {self.anchor_steps} steps"
+            f"{scale} costs {costs} ms a batch, counts {counts}, "
+            f"anchor rank {anchor} with {self.anchor_steps} steps"
         )
