@@ -1,0 +1,330 @@
+"""A user's module and its slot: which tensors the reduce sees, and how they get there.
+
+A contiguous float32 tensor on the CPU lives in the slot: its `data` is a view of it, so arriving
+and leaving cost nothing. Every other floating tensor (half and double precision, odd strides,
+another device) is converted on the way in and out, element by logical element. Integer and bool
+buffers and buffers left out of the state dict stay the rank's own. It knows nothing of rounds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+
+from flodl_shm.errors import BadConfig, WeBroke
+from flodl_shm.wire.layout import Layout, TensorFact, plan_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flodl_shm.wire.layout import Entry, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a module keeps a tensor: `table` is its `_parameters` or `_buffers`."""
+
+    table: dict[str, torch.Tensor | None]
+    key: str
+    name: str  # as in the state dict
+
+    def tensor(self) -> torch.Tensor:
+        """What lies there now. Raises BadConfig when the user took it away."""
+        found = self.table.get(self.key)
+        if found is None:
+            raise BadConfig(
+                f"{self.name} was there when the run began and is gone",
+                hint="Freeze a parameter with requires_grad_(False) instead of removing it.",
+            )
+        return found
+
+
+class Member:
+    """One entry of the layout: the places that share it, and its piece of the slot."""
+
+    def __init__(self, entry: Entry, places: list[Place]) -> None:
+        self.entry = entry
+        self.places = places
+        self.home = torch.empty(0, device="cpu")  # the piece of the slot, in the entry's shape
+        self.address = 0  # of an in-slot tensor; -1: the tensor is copied in and out
+
+    def settle(self, slot: torch.Tensor, *, inside: bool) -> None:
+        """Copy the value in and, if it may and can live `inside`, make the slot its memory."""
+        entry = self.entry
+        self.home = slot[entry.offset : entry.offset + entry.numel].view(entry.shape)
+        self._take(self.places[0].tensor(), inside=inside)
+
+    def come_in(self) -> None:
+        """Bring what the user re-bound or keeps elsewhere into the slot."""
+        address = self.address
+        for place in self.places:
+            tensor = place.tensor()
+            if tensor.data_ptr() != address or not tensor.is_contiguous():
+                self._take(tensor, inside=address >= 0)
+                return
+
+    def _take(self, tensor: torch.Tensor, *, inside: bool) -> None:
+        if tensor.shape != self.entry.shape:
+            raise BadConfig(
+                f"{self.entry.name} had shape {self.entry.shape} when the run began and has "
+                f"{tuple(tensor.shape)} now",
+                hint="A tensor may be re-bound, but not to another shape.",
+            )
+        # Re-bound within the arena (a transpose, another tensor's piece): it must not be read
+        # while it is being overwritten.
+        near = _storage(tensor) == _storage(self.home)
+        self.home.copy_(tensor.clone() if near else tensor)
+        if not inside or not all(_fits(place.tensor()) for place in self.places):
+            self.address = -1
+            return
+        for place in self.places:
+            place.tensor().data = self.home
+        self.address = self.home.data_ptr()
+
+    def go_out(self) -> None:
+        """Write the slot's value to tensors that live elsewhere."""
+        if self.address < 0:
+            for tensor in _distinct(self.places):
+                write_into(tensor, self.home)
+
+
+class Replica:
+    """One model and one slot. `layout` defaults to the plan over the model's own facts.
+
+    Raises BadConfig for tensors that cannot be averaged, WeBroke for another model's layout.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout | None = None) -> None:
+        found = _gather(model)
+        self.layout = plan_layout([fact for fact, _ in found]) if layout is None else layout
+        if [fact.name for fact, _ in found] != [entry.name for entry in self.layout.entries]:
+            raise WeBroke("the layout is not this model's")
+        self._members = [
+            Member(entry, places)
+            for entry, (_, places) in zip(self.layout.entries, found, strict=True)
+        ]
+        self._model = model
+        self._arena = 0  # address of the storage the slot lies in; 0: not bound
+
+    @staticmethod
+    def facts(model: nn.Module) -> list[TensorFact]:
+        """Every averaged tensor once: parameters (tied ones once), then persistent float buffers.
+
+        Raises BadConfig naming a tensor that has no dense floating values on a device.
+        """
+        return [fact for fact, _ in _gather(model)]
+
+    @torch.no_grad()
+    def bind(self, slot: torch.Tensor) -> None:
+        """Copy the model's values into the slot (1-D float32) and let what fits live there.
+
+        Raises WeBroke for a slot too short.
+        """
+        if slot.numel() < self.layout.grid.floats:
+            raise WeBroke(f"a slot of {slot.numel()} floats, {self.layout.grid.floats} needed")
+        outside = _overlapping([m.places[0].tensor() for m in self._members])
+        for index, member in enumerate(self._members):
+            member.settle(slot, inside=index not in outside)
+        self._arena = _storage(slot)
+
+    @torch.no_grad()
+    def arrive(self) -> None:
+        """Make the slot hold the replica, before this rank publishes its arrival.
+
+        Raises BadConfig if the user removed a tensor or changed its shape. Does nothing while
+        there is no slot, as in a rank that trains alone.
+        """
+        if self._arena:
+            for member in self._members:
+                member.come_in()
+
+    @torch.no_grad()
+    def leave(self) -> None:
+        """Hand the consensus in the slot to the tensors that live outside it."""
+        if self._arena:
+            for member in self._members:
+                member.go_out()
+
+    @torch.no_grad()
+    def release(self) -> None:
+        """Give all that lies in the arena private memory: same tensor objects, same values.
+
+        Afterwards nothing the model holds is in the arena, local buffers included.
+        """
+        private: dict[object, torch.Tensor] = {}
+        for tensor in _all_tensors(self._model) if self._arena else ():
+            if _storage(tensor) == self._arena:
+                key = _identity(tensor)
+                if key not in private:
+                    private[key] = tensor.detach().clone()
+                tensor.data = private[key]
+        for member in self._members:
+            member.home = torch.empty(0, device="cpu")
+        self._arena = 0
+
+    @torch.no_grad()
+    def state(self) -> dict[str, torch.Tensor]:
+        """Copies on the CPU of all averaged tensors, by name, in the layout's order."""
+        return {
+            member.entry.name: _plain(member.places[0].tensor()).clone() for member in self._members
+        }
+
+    @torch.no_grad()
+    def sha256(self) -> str:
+        """Hex digest over names and values, in the layout's order and the tensors' own dtypes."""
+        digest = hashlib.sha256()
+        for member in self._members:
+            digest.update(repr(member.entry.name).encode())
+            flat = _plain(member.places[0].tensor()).reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+
+def write_into(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy by logical element, whatever the strides; an element met twice gets the first value.
+
+    torch refuses to write a tensor that overlaps itself (an expanded buffer, say), and which of
+    two values wins there must not differ between ranks.
+    """
+    if not _overlaps_itself(tensor):
+        tensor.copy_(value)
+        return
+    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    storage = torch.as_strided(tensor, (span,), (1,), tensor.storage_offset())
+    cells = (
+        torch.arange(span, device="cpu")
+        .as_strided(tensor.shape, tensor.stride())
+        .reshape(-1)
+        .numpy()
+    )
+    once, first = np.unique(cells, return_index=True)
+    chosen = value.reshape(-1)[torch.from_numpy(first)].to(tensor.device, tensor.dtype)
+    storage[torch.from_numpy(once).to(tensor.device)] = chosen
+
+
+def _gather(model: nn.Module) -> list[tuple[TensorFact, list[Place]]]:
+    """Facts and places of every averaged tensor, one per distinct piece of memory."""
+    found: dict[object, tuple[TensorFact, list[Place]]] = {}
+    for kind, walk in (("param", _parameters), ("buffer", _buffers)):
+        for place in walk(model):
+            tensor = place.tensor()
+            key = _identity(tensor)
+            if key in found:
+                found[key][1].append(place)
+            else:
+                found[key] = (_fact(place.name, tensor, kind), [place])  # type: ignore[arg-type]
+    return list(found.values())
+
+
+def _parameters(model: nn.Module) -> Iterator[Place]:
+    for prefix, module in model.named_modules():
+        for key, tensor in module._parameters.items():
+            if tensor is not None and _is_averaged(tensor, f"{prefix}.{key}".lstrip(".")):
+                yield Place(module._parameters, key, f"{prefix}.{key}".lstrip("."))
+
+
+def _buffers(model: nn.Module) -> Iterator[Place]:
+    for prefix, module in model.named_modules():
+        for key, tensor in module._buffers.items():
+            name = f"{prefix}.{key}".lstrip(".")
+            if tensor is None or key in module._non_persistent_buffers_set:
+                continue
+            if _is_averaged(tensor, name):
+                yield Place(module._buffers, key, name)
+
+
+def _is_averaged(tensor: torch.Tensor, name: str) -> bool:
+    """Whether a mean of it makes sense; raises BadConfig where one would, but cannot be had."""
+    trouble = ""
+    if nn.parameter.is_lazy(tensor):
+        trouble = "has no shape yet; run one batch through the model first"
+    elif tensor.is_complex():
+        trouble = "is complex; keep its real and imaginary parts as float tensors"
+    elif not tensor.is_floating_point():
+        return False
+    elif tensor.layout != torch.strided:
+        trouble = f"is {tensor.layout}; only dense tensors can be averaged"
+    elif tensor.is_meta:
+        trouble = "is on the meta device and has no values"
+    if trouble:
+        raise BadConfig(f"{name} {trouble}")
+    return True
+
+
+def _fact(name: str, tensor: torch.Tensor, kind: Kind) -> TensorFact:
+    return TensorFact(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), kind)
+
+
+def _identity(tensor: torch.Tensor) -> object:
+    """Equal for tensors that are the very same memory; empty ones are only themselves."""
+    if not tensor.numel():
+        return id(tensor)
+    return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+
+
+def _fits(tensor: torch.Tensor) -> bool:
+    """Whether a tensor can live in the slot."""
+    return (
+        tensor.dtype == torch.float32
+        and tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not _overlaps_itself(tensor)
+    )
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements may be one float: never missed, and suspected only of odd strides."""
+    if tensor.numel() < 2 or tensor.is_contiguous():
+        return False
+    if any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
+        return True
+    ordered = sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1)
+    reach = 0
+    for stride, size in ordered:
+        if stride <= reach:  # treating it as if it did overlap is safe, only slower
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+def _overlapping(tensors: list[torch.Tensor]) -> set[int]:
+    """Indices of tensors that share some but not all memory with another one: kept outside."""
+    spans = []
+    for index, t in enumerate(tensors):
+        if t.numel():
+            reach = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+            low = t.data_ptr()
+            spans.append((str(t.device), low, low + (reach + 1) * t.element_size(), index))
+    shared: set[int] = set()
+    last: tuple[str, int, int, int] | None = None
+    for span in sorted(spans):
+        if last is not None and span[0] == last[0] and span[1] < last[2]:
+            shared |= {span[3], last[3]}
+        if last is None or span[0] != last[0] or span[2] > last[2]:
+            last = span
+    return shared
+
+
+def _all_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            dense = (t for t in table.values() if t is not None and not nn.parameter.is_lazy(t))
+            yield from (tensor for tensor in dense if tensor.layout == torch.strided)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Address of the memory the tensor is a piece of."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def _distinct(places: list[Place]) -> list[torch.Tensor]:
+    return list({id(t): t for t in (place.tensor() for place in places)}.values())
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu").contiguous()
