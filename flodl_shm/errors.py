@@ -14,12 +14,16 @@ class FlodlError(Exception):
 
     def __init__(self, what: str, *, hint: str = "") -> None:
         super().__init__(what)
+        self.what = what
         self.hint = hint
 
+    def __str__(self) -> str:
+        """What happened, then what to do: wherever it is shown, both are."""
+        return f"{self.what}. {self.hint}" if self.hint else self.what
+
     def sentence(self) -> str:
-        """One line for the screen: what happened, then what to do."""
-        what = str(self)
-        return f"{what}. {self.hint}" if self.hint else what
+        """One line for the screen."""
+        return str(self)
 
 
 class BadConfig(FlodlError):

@@ -50,7 +50,7 @@ from flodl_shm.control.messages import (
 from flodl_shm.control.schedule import Epoch, Schedule
 from flodl_shm.control.window_ledger import Window, WindowLedger
 from flodl_shm.control.window_plan import WindowPlan
-from flodl_shm.errors import FlodlError, PeerBroke, WeBroke
+from flodl_shm.errors import BadConfig, FlodlError, PeerBroke, WeBroke
 from flodl_shm.ids import Nanos, Rank, Round, Row, Slot
 
 GATES = {"sync": gate.sync, "cadence": gate.cadence}
@@ -73,7 +73,7 @@ class Coordinator:
         self._stop: Stop | None = None
         self._scorer: Rank | None = None
         self._sync_ns = 0  # of the newest commit; fed to the balancer once
-        self._lost = 0
+        self._causes: set[str] = set()  # of all deaths
         self._out: list[Action] = []
         self._schedule: Schedule
         self._el_che: ElChe
@@ -94,9 +94,22 @@ class Coordinator:
         try:
             self._absorb(event)
             self._advance()
-        except FlodlError as error:
+        except FlodlError as error:  # a plan that cannot hold, a rank that broke the protocol
             self._end("failed", error.exit_code, error.sentence())
         return self._out
+
+    def awaited(self) -> dict[Rank, str]:
+        """Living ranks something waits for, and what for: they must make progress."""
+        if self.phase == "evaluating" and self._scorer is not None:
+            return {self._scorer: "the evaluation"}
+        if self.phase == "finishing":
+            late = [rank for rank in self.living if rank not in self._finished]
+            return dict.fromkeys(late, "its state")
+        waits: dict[Rank, str] = {}
+        for window in self._windows.unsettled()[:1]:
+            late = window.awaited(self.living)
+            waits.update(dict.fromkeys(late, f"its arrival in round {window.round}"))
+        return waits
 
     # ---- events -----------------------------------------------------------------------------
 
@@ -140,7 +153,7 @@ class Coordinator:
         if self.living.get(death.rank) != death.row:
             return
         if death.user_error:
-            self._end("failed", 1, f"rank {death.rank} failed: {death.cause}")
+            self._end("failed", death.exit_code, f"rank {death.rank} failed: {death.cause}")
             return
         if death.rank in self._finished:
             del self.living[death.rank]  # left after its work was done: no loss
@@ -149,7 +162,7 @@ class Coordinator:
         if window is not None and death.rank in window.awaited(self.living):
             self._arrive(_arrival_of(death))
         del self.living[death.rank]
-        self._lost += 1
+        self._causes.add(death.cause)
         back = 0
         if self.phase == "training":
             back = sum(epoch.pool.forfeit(death.rank) for epoch in self._schedule.epochs.values())
@@ -460,9 +473,10 @@ class Coordinator:
     def _end_without_ranks(self) -> None:
         if self.phase == "finishing" and self._finished:
             self._wind_up()
-        elif self._formation.nobody_came and self.phase == "forming":
-            text = "every rank ended before training began"
-            self._end("failed", 4, text)
+        elif self._formation.nobody_came and self._causes == {"exit 0"}:
+            raise BadConfig(
+                "every rank ended without training", hint="the script must call Trainer(...).run()"
+            )
         else:
             self._end("failed", 4, f"all {self.world_size} ranks are lost")
 

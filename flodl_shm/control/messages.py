@@ -141,6 +141,7 @@ class Died(Message):
     row: Row
     cause: str  # "exception", "exit 0", "signal 9", ...
     user_error: bool = False  # user code raised: the run ends
+    exit_code: int = 1  # what it ends with then
     arrived: Round = Round(0)
     steps: int = 0
     picks: int = 0

@@ -12,6 +12,7 @@ import runpy
 import signal
 import socket
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,11 +58,10 @@ class RankEntry:
         except SystemExit:
             raise
         except BaseException as error:
+            # Not by way of stderr: the launcher shows the first cause last on the screen, and
+            # what this rank says of it would stand there twice.
             _report(ticket, session, error)
-            if isinstance(error, FlodlError):
-                print(f"error: {error.sentence()}", file=sys.stderr)
-                raise SystemExit(error.exit_code) from error
-            raise
+            raise SystemExit(error.exit_code if isinstance(error, FlodlError) else 1) from None
 
 
 def _be(ticket: Ticket, session: ShmSession) -> None:
@@ -94,7 +94,7 @@ def _run_script(ticket: Ticket) -> None:
 
 
 def _report(ticket: Ticket, session: ShmSession, error: BaseException) -> None:
-    """Write the error file. That it cannot be written must not hide the error itself."""
+    """Write error file and log. Where neither can be written, stderr tells it."""
     try:
         write_error(
             Path(ticket.error_file),
@@ -104,5 +104,8 @@ def _report(ticket: Ticket, session: ShmSession, error: BaseException) -> None:
             cause="refused" if isinstance(error, FlodlError) else "exception",
             recent=list(session.link.recent),
         )
+        with Path(ticket.stderr_log).open("a", encoding="utf-8", errors="backslashreplace") as log:
+            traceback.print_exception(error, file=log)
     except OSError as why:
         print(f"the error file could not be written: {why}", file=sys.stderr)
+        traceback.print_exception(error)

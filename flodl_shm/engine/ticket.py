@@ -25,6 +25,7 @@ class Ticket(msgspec.Struct, frozen=True):
     workload_options: dict[str, OptionValue]
     slow: tuple[tuple[float, int], ...]  # (factor, from epoch)
     error_file: str
+    stderr_log: str  # where a traceback goes besides the error file
     cwd: str
 
 

@@ -98,6 +98,13 @@ class Progress:
         """One line of the launcher's own, shown whatever was asked for but `none`."""
         self._moment(text, "note", text=text)
 
+    def pass_on(self, line: str) -> None:
+        """A whole line a rank has printed, its prefix included."""
+        if self._view.mode == "json":
+            self._object("output", text=line)
+        else:
+            self._plain(line)
+
     def end(self, summary: dict[str, object], path: Path) -> None:
         """The end block. `summary` is what obs/summary.py made."""
         if self._view.mode == "json":

@@ -1,0 +1,192 @@
+"""The one loop with a clock: waits, looks, asks the coordinator, does as it says.
+
+One turn: deaths are declared to the survivors first, since they may be waiting; then everything
+ranks have sent is taken, and only then are the deaths told to the coordinator, so that nothing a
+rank sent before it died comes after its death. No policy lives here but how long to wait.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from flodl_shm.control.messages import (
+    Action,
+    Attach,
+    BuildArena,
+    End,
+    Evaluate,
+    Finish,
+    Grant,
+    Kill,
+    Stop,
+    Tick,
+)
+from flodl_shm.control.shutdown import StopLadder
+from flodl_shm.engine.watch import Watch
+from flodl_shm.errors import FlodlError
+from flodl_shm.ids import Nanos, Rank, Row
+
+if TYPE_CHECKING:
+    from flodl_shm.control.coordinator import Coordinator
+    from flodl_shm.control.messages import Event
+    from flodl_shm.engine.host import Host
+    from flodl_shm.engine.recorder import Recorder
+    from flodl_shm.proc.signals import SignalPipe
+
+TICK_NS = 500_000_000
+KILL_LIMIT_NS = 5_000_000_000  # from SIGKILL to the last process's end
+STOPPERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class HostLoop:
+    """Runs one run on one host, from the birth of its ranks to the end of the last."""
+
+    def __init__(
+        self, host: Host, coordinator: Coordinator, recorder: Recorder, signals: SignalPipe
+    ) -> None:
+        self.host, self.coordinator = host, coordinator
+        self.recorder, self.signals = recorder, signals
+        self.end: End | None = None
+        self.stopped_by = 0  # the first signal that asked for the end
+        self._ladder = StopLadder()
+        self._watch = Watch(host.config.dead_after_s, host.config.stall_timeout_s)
+        self._grace_until: Nanos | None = None
+        self._tick_at = Nanos(0)
+
+    def run(self) -> End:
+        """Drive the run to its end; every rank's process is gone when this returns."""
+        for number in range(self.host.config.ranks):
+            self.host.spawn(Rank(number), Row(number))
+        while self.end is None:
+            self._turn()
+        self._let_go(self.end)
+        return self.end
+
+    # ---- one turn -----------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        self._wait()
+        now = Nanos(time.monotonic_ns())
+        self.host.block.wakeup.drain()  # before the rings are read: see shm/eventfd.py
+        self._hear_signals(now)
+        self.host.bury(now)
+        for report in self.host.reports(now):
+            self._step(report, now)
+        for death in self.host.deaths():
+            self.recorder.exited(death)
+            self._step(death, now)
+        for fault in self.host.faults:
+            self.recorder.say(fault)
+        self.host.faults.clear()
+        self.recorder.show(self.host.output_lines())
+        if now >= self._tick_at:
+            self._tick_at = Nanos(now + TICK_NS)
+            self._tick(now)
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        for fd in (self.host.block.wakeup.fd, self.signals.fd, *self.host.poll_fds()):
+            poll.register(fd, select.POLLIN)
+        left_ns = self._tick_at - time.monotonic_ns()
+        poll.poll(max(0, left_ns // 1_000_000 + 1))
+
+    def _tick(self, now: Nanos) -> None:
+        self.recorder.tick(now)
+        self._step(Tick(), now)
+        if self._grace_until is not None and now >= self._grace_until:
+            self._grace_until = None
+            self._press(f"the grace of {self.host.config.grace_s:g} s is over", now)
+        for rank, why in self._watch.look(self.host, self.coordinator.awaited(), now):
+            self.recorder.say(f"rank {rank} is killed: {why}")
+            self.host.supervisor.kill(rank, why)
+
+    def _hear_signals(self, now: Nanos) -> None:
+        for number in self.signals.read():
+            if number in STOPPERS:
+                self.stopped_by = self.stopped_by or number
+                self._press(signal.Signals(number).name, now)
+            elif number == signal.SIGUSR2:
+                for line in self.host.who_waits(self.coordinator.awaited(), now):
+                    self.recorder.say(line)
+            else:
+                self.recorder.say("SIGUSR1: checkpoints are not available in this version")
+
+    def _press(self, why: str, now: Nanos) -> None:
+        event, sentence = self._ladder.press(why)
+        self.recorder.say(sentence)
+        if event.level == 1:
+            self._grace_until = Nanos(now + int(self.host.config.grace_s * 1e9))
+        if self.end is None:
+            self._step(event, now)
+
+    # ---- the coordinator ------------------------------------------------------------------------
+
+    def _step(self, event: Event, now: Nanos) -> None:
+        if self.end is not None:
+            return
+        self.recorder.event(event, now)
+        for action in self.coordinator.step(event, now):
+            self.recorder.action(action, now)
+            self._carry_out(action, now)
+
+    def _carry_out(self, action: Action, now: Nanos) -> None:
+        if self.end is not None:
+            return
+        match action:
+            case BuildArena():
+                try:
+                    told = self.host.build_arena(action)
+                except FlodlError as error:  # no memory: said before any rank trains
+                    self._fail(error, now)
+                    return
+                if told:
+                    self.recorder.say(told)
+            case Attach():
+                self.host.hand_over_arena(action.rank)
+                self.host.send(action)
+            case Grant() | Evaluate() | Finish():
+                self.host.send(action)
+            case Kill():
+                self.host.supervisor.kill(action.rank, action.reason)
+            case End():
+                self.end = action
+            case _:
+                pass  # said for the record
+
+    def _fail(self, error: FlodlError, now: Nanos) -> None:
+        self.end = End(status="failed", exit_code=error.exit_code, reason=error.sentence())
+        self.recorder.action(self.end, now)
+
+    # ---- the end ------------------------------------------------------------------------------
+
+    def _let_go(self, end: End) -> None:
+        """See every process out: by themselves after a good end, by force after another."""
+        graceful = end.status == "ok" or (end.status == "stopped" and self._ladder.pressed == 1)
+        limit_s = self.host.config.stall_timeout_s if graceful else 0.0
+        deadline = Nanos(time.monotonic_ns() + int(limit_s * 1e9))
+        while self.host.alive():
+            now = Nanos(time.monotonic_ns())
+            if now >= deadline or self._ladder.pressed > 1:
+                self._kill_all(now)
+                return
+            self._turn_late()
+        self._turn_late()
+
+    def _turn_late(self) -> None:
+        """A turn after the end: scripts may still print, end with an error, be interrupted."""
+        before = self._ladder.pressed
+        self._turn()
+        if self._ladder.pressed > before:
+            self._ladder.pressed = max(self._ladder.pressed, 2)
+
+    def _kill_all(self, now: Nanos) -> None:
+        for rank in self.host.alive():
+            self.host.supervisor.kill(rank, "the run has ended")
+        deadline = now + KILL_LIMIT_NS
+        while self.host.alive() and time.monotonic_ns() < deadline:
+            self._turn()
+        for rank in self.host.alive():
+            self.recorder.say(f"rank {rank} did not end within 5 s of SIGKILL; it is left behind")

@@ -1,0 +1,64 @@
+"""Everything that listens to a run: journal, tally, metrics, terminal. One call tells them all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flodl_shm.control.messages import Died, EpochClosed
+from flodl_shm.obs.metrics import epoch_figures
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from flodl_shm.control.messages import Action, Event
+    from flodl_shm.ids import Nanos
+    from flodl_shm.obs.journal import Journal
+    from flodl_shm.obs.metrics import MetricsFile
+    from flodl_shm.obs.progress import Progress
+    from flodl_shm.obs.tally import Tally
+
+
+class Recorder:
+    """Passes on what happens, in order."""
+
+    def __init__(
+        self, *, journal: Journal, tally: Tally, metrics: MetricsFile, progress: Progress
+    ) -> None:
+        self.journal, self.tally = journal, tally
+        self.metrics, self.progress = metrics, progress
+
+    def event(self, event: Event, now: Nanos) -> None:
+        """The coordinator is about to take this."""
+        self.journal.write("event", event, now)
+        self.tally.feed(event, now)
+        self.progress.feed(event, now)
+
+    def action(self, action: Action, now: Nanos) -> None:
+        """The coordinator has decided this."""
+        self.journal.write("action", action, now)
+        self.tally.feed(action, now)
+        if isinstance(action, EpochClosed):
+            self.metrics.write(epoch_figures(self.tally, action, now=now))
+        self.progress.feed(action, now)
+
+    def exited(self, death: Died) -> None:
+        """A process has ended, before or after its work was done."""
+        self.tally.exited(death.rank, death.cause)
+
+    def say(self, text: str) -> None:
+        """A line of the launcher's own."""
+        self.progress.say(text)
+
+    def show(self, lines: Iterable[str]) -> None:
+        """What ranks have printed."""
+        for line in lines:
+            self.progress.pass_on(line)
+
+    def tick(self, now: Nanos) -> None:
+        """Time has passed."""
+        self.progress.tick(now)
+
+    def close(self) -> None:
+        """Give the files back."""
+        self.journal.close()
+        self.metrics.close()
