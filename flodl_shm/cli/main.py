@@ -1,0 +1,80 @@
+"""The command line's front door: one group of commands, and how each ends.
+
+click's own ending is not used: it turns Ctrl-C into exit 1 and usage errors into three lines.
+Here every error is one sentence on stderr, with the exit code of its class, and a command that is
+interrupted dies of the signal, so a shell loop stops too.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from typing import TYPE_CHECKING
+
+import click
+
+import flodl_shm
+from flodl_shm.cli.commands import LATER_COMMANDS, clean, later_command
+from flodl_shm.cli.run import run
+from flodl_shm.errors import BadConfig, FlodlError, WeBroke
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@click.group(context_settings={"max_content_width": 100})
+@click.version_option(flodl_shm.__version__, prog_name="flodl-shm", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Train one model on unequal devices: each rank at its own speed, one consensus."""
+
+
+cli.add_command(run)
+cli.add_command(clean)
+for _name, _purpose in LATER_COMMANDS.items():
+    cli.add_command(later_command(_name, _purpose))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`flodl-shm COMMAND ...` and `python -m flodl_shm COMMAND ...`: the exit code."""
+    return end_of(cli, argv, prog="flodl-shm")
+
+
+def main_run(argv: Sequence[str] | None = None) -> int:
+    """`python -m flodl_shm.run ...`: the exit code."""
+    return end_of(run, argv, prog="python -m flodl_shm.run")
+
+
+def end_of(command: click.Command, argv: Sequence[str] | None, *, prog: str) -> int:
+    """Run one command and turn however it ends into an exit code and at most one sentence."""
+    try:
+        code = command.main(args=argv, prog_name=prog, standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as usage:
+        print(usage.format_message(), file=sys.stderr)
+        return BadConfig.exit_code
+    except click.ClickException as usage:
+        return _refused(usage.format_message(), BadConfig.exit_code)
+    except FlodlError as error:
+        if isinstance(error, WeBroke):
+            traceback.print_exc()
+        return _refused(error.sentence(), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        _die_of(signal.SIGINT)
+        return 128 + signal.SIGINT  # only where the signal is blocked
+    except BrokenPipeError:  # `--help | head`: end as any program does whose reader went away
+        _die_of(signal.SIGPIPE)
+        return 128 + signal.SIGPIPE
+    except Exception as error:
+        traceback.print_exc()
+        return _refused(f"this is our bug, please report it: {error!r}", FlodlError.exit_code)
+    return code if isinstance(code, int) else 0
+
+
+def _refused(sentence: str, code: int) -> int:
+    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+    return code
+
+
+def _die_of(number: signal.Signals) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)

@@ -1,0 +1,159 @@
+"""`flodl-shm run`, also `python -m flodl_shm.run`: options in, a checked RunConfig out, launched.
+
+The only place that reads the environment. Nothing here imports torch: --help, --dry-run and every
+refusal answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from flodl_shm import workloads
+from flodl_shm.cli import dry_run as dry
+from flodl_shm.cli.devices import choose_devices
+from flodl_shm.cli.options import SectionedCommand, not_here
+from flodl_shm.cli.run_options import LATER_VALUES, OPTIONS
+from flodl_shm.cli.values import parse_batch_size, parse_milliseconds, parse_slow
+from flodl_shm.control.messages import Wishes
+from flodl_shm.engine.config import RunConfig
+from flodl_shm.errors import BadConfig
+from flodl_shm.gpu.inventory import usable_cuda_devices
+
+SOURCES = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment"}
+
+EPILOG = """Every option is also an environment variable, as FLODL_BATCH_SIZE; a flag wins over
+it, and it wins over the script's own arguments to Trainer. Options after SCRIPT are the script's.
+Examples: `python -m flodl_shm.run --ranks 2 train.py`; with the second rank 2.5 times slower:
+`python -m flodl_shm.run --ranks 2 --slow 1:2.5`; only look: `--dry-run`."""
+
+
+@click.command(
+    "run",
+    cls=SectionedCommand,
+    params=list(OPTIONS),
+    epilog=EPILOG,
+    context_settings={
+        "allow_interspersed_args": False,  # what follows SCRIPT is the script's
+        "token_normalize_func": lambda word: word.replace("_", "-"),
+        "max_content_width": 100,
+    },
+)
+@click.argument("script", required=False)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def run(ctx: click.Context, /, **given: Any) -> int:
+    """Train SCRIPT, or a built-in workload, on several ranks that may be unequal.
+
+    SCRIPT runs in every rank as it would under plain python; its Trainer does the rest.
+    """
+    config = settle(given, _sources(ctx))
+    if config.dry_run:
+        click.echo(_json(dry.as_object(config)) if given["as_json"] else dry.as_text(config))
+        return 0
+    if given["as_json"]:
+        return _launch_for_json(config)
+    return _launch(config)
+
+
+def settle(given: dict[str, Any], sources: dict[str, str]) -> RunConfig:
+    """The run that was asked for, with every rule checked. Raises BadConfig or HostUnfit."""
+    for name, values in LATER_VALUES.items():
+        if given[name] in values:
+            raise not_here(f"--{name} {given[name]}")
+    script, workload = _what_runs(given["script"], given["workload"])
+    devices = choose_devices(
+        given["ranks"],
+        given["devices"],
+        gpus=usable_cuda_devices(os.environ.get("CUDA_VISIBLE_DEVICES")),
+        cores=len(os.sched_getaffinity(0)),
+    )
+    summary = given["summary"]
+    if summary is not None and not summary.absolute().parent.is_dir():
+        raise BadConfig(f"--summary {summary}: there is no directory {summary.parent}")
+    return RunConfig(
+        ranks=len(devices),
+        devices=devices,
+        script=script,
+        script_args=given["args"],
+        workload=workload,
+        workload_options=_workload_options(given),
+        wishes=_wishes(given),
+        backend=given["backend"],
+        slow=parse_slow(given["slow"]),
+        dead_after_s=given["dead_after"],
+        stall_timeout_s=given["stall_timeout"],
+        grace_s=given["grace"],
+        run_root=given["run_dir"],
+        name=given["name"],
+        progress=given["progress"],
+        show_ranks=given["show_ranks"],
+        summary=summary,
+        quiet=given["quiet"],
+        verbose=given["verbose"],
+        dry_run=given["dry_run"],
+        sources=sources,
+    )
+
+
+def _what_runs(script: str | None, workload: str | None) -> tuple[Path | None, str | None]:
+    if script is None:
+        workload = workload or workloads.DEFAULT
+        workloads.check(workload)
+        return None, workload
+    if workload is not None:
+        raise BadConfig(f"asked to run both {script} and --workload {workload}")
+    path = Path(script)
+    if not path.is_file():
+        raise BadConfig(f"there is no script {script}", hint="Paths count from where you are.")
+    return path, None
+
+
+def _workload_options(given: dict[str, Any]) -> dict[str, int | float | tuple[float, ...]]:
+    options: dict[str, int | float | tuple[float, ...]] = {}
+    if given["step_ms"] is not None:
+        options["step_ms"] = parse_milliseconds(given["step_ms"])
+    if given["picks"] is not None:
+        options["picks"] = given["picks"]
+    return options
+
+
+def _wishes(given: dict[str, Any]) -> Wishes:
+    size = given["batch_size"]
+    words = {name: given[name] for name in Wishes.__struct_fields__}
+    return Wishes(**{**words, "batch_size": None if size is None else parse_batch_size(size)})
+
+
+def _sources(ctx: click.Context) -> dict[str, str]:
+    """Where each option's value came from, by the option's name as it is written."""
+    told = {}
+    for name in ctx.params:
+        source = ctx.get_parameter_source(name)
+        told[name.replace("_", "-")] = SOURCES.get(source.name if source else "", "default")
+    return told
+
+
+def _launch(config: RunConfig) -> int:
+    from flodl_shm.engine.launch import launch
+
+    return launch(config)
+
+
+def _launch_for_json(config: RunConfig) -> int:
+    """Launch, then print what the run wrote of itself; nothing if it did not come to that."""
+    with tempfile.TemporaryDirectory(prefix="flodl-") as folder:
+        path = config.summary or Path(folder, "summary.json")
+        code = _launch(replace(config, summary=path))
+        if path.is_file():
+            click.echo(path.read_text(encoding="utf-8"), nl=False)
+        return code
+
+
+def _json(value: object) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()

@@ -1,0 +1,202 @@
+"""Every option of `run`, one line each: what is built first, what is not at the end.
+
+--help lists them in this order, under their sections.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from flodl_shm import workloads
+from flodl_shm.cli.options import RunOption, later, working
+
+RIG = "Ranks and devices"
+TRAINING = "Training"
+BALANCE = "Balance"
+FAULTS = "Deaths and stops"
+OUTPUT = "Files and screen"
+
+# Values the contract names and this version lacks, by option.
+LATER_VALUES = {
+    "policy": ("async",),
+    "backend": ("nccl", "gloo"),
+    "tail": ("keep",),
+    "progress": ("live",),
+}
+
+
+def _choice(*values: str, name: str = "") -> click.Choice[str]:
+    return click.Choice([*values, *LATER_VALUES.get(name, ())])
+
+
+OPTIONS: tuple[RunOption, ...] = (
+    working(
+        "--ranks",
+        "--nproc-per-node",
+        metavar="N|auto|gpu|cpu",
+        section=RIG,
+        help="Processes to train with. auto: one per usable GPU, else 2 on CPU.",
+    ),
+    working("--devices", metavar="LIST", section=RIG, help="One per rank, as cuda:0,cuda:1,cpu."),
+    working(
+        "--backend",
+        type=_choice("shm", name="backend"),
+        default="shm",
+        section=RIG,
+        show_default=True,
+        help="How replicas meet.",
+    ),
+    working(
+        "--slow",
+        multiple=True,
+        metavar="RANK:FACTOR[@EPOCH]",
+        section=RIG,
+        help="Make a rank take FACTOR times as long, from EPOCH on. Repeatable.",
+    ),
+    working(
+        "--workload",
+        metavar="NAME",
+        section=RIG,
+        help=f"Built-in model instead of SCRIPT: {', '.join(workloads.NAMES)}. "
+        f"Without either: {workloads.DEFAULT}.",
+    ),
+    working(
+        "--step-ms",
+        metavar="LIST",
+        section=RIG,
+        help="paced only: milliseconds a step takes, one number per rank.",
+    ),
+    working("--picks", type=int, section=RIG, help="paced only: samples of an epoch."),
+    working(
+        "--policy",
+        type=_choice("sync", "cadence", name="policy"),
+        section=TRAINING,
+        help="When ranks agree: after every batch, or when the slowest has done its steps. "
+        "[default: cadence]",
+    ),
+    working("--epochs", type=int, section=TRAINING, help="Passes over the data."),
+    working("--batch-size", metavar="N", section=TRAINING, help="Samples of one step of one rank."),
+    working("--seed", type=int, section=TRAINING, help="Of model, data order and training."),
+    working(
+        "--tail",
+        type=_choice("drop", name="tail"),
+        section=TRAINING,
+        help="What becomes of samples that fill no batch. [default: drop]",
+    ),
+    working("--max-grad-norm", type=float, section=TRAINING, help="Clip gradients to this norm."),
+    working(
+        "--anchor",
+        type=int,
+        section=BALANCE,
+        help="Steps of the slowest rank in the first window. [default: 10]",
+    ),
+    working("--max-anchor", type=int, section=BALANCE, help="... and at most, as windows grow."),
+    working(
+        "--overhead-target",
+        type=float,
+        section=BALANCE,
+        help="Part of the time that may go into reduces: windows grow until it holds.",
+    ),
+    working(
+        "--gamma",
+        type=float,
+        section=BALANCE,
+        help="A rank weighs its steps to this power in the mean. [default: 1]",
+    ),
+    working(
+        "--dead-after",
+        type=float,
+        default=5.0,
+        metavar="S",
+        section=FAULTS,
+        help="A stopped process is dead after this long. [default: 5]",
+    ),
+    working(
+        "--stall-timeout",
+        type=float,
+        default=300.0,
+        metavar="S",
+        section=FAULTS,
+        help="So is a rank without any progress. [default: 300]",
+    ),
+    working(
+        "--grace",
+        type=float,
+        default=30.0,
+        metavar="S",
+        section=FAULTS,
+        help="Time to finish and save after a first signal to stop. [default: 30]",
+    ),
+    working(
+        "--run-dir",
+        type=click.Path(path_type=Path),
+        default=Path("runs"),
+        section=OUTPUT,
+        show_default=True,
+        help="Where run directories are made.",
+    ),
+    working("--name", section=OUTPUT, help="Of this run; part of its directory's name."),
+    working(
+        "--progress",
+        type=_choice("auto", "line", "json", "none", name="progress"),
+        default="auto",
+        section=OUTPUT,
+        show_default=True,
+        help="What the screen shows.",
+    ),
+    working(
+        "--show-ranks",
+        type=_choice("0", "all", "errors"),
+        default="0",
+        section=OUTPUT,
+        show_default=True,
+        help="Whose output the screen shows; files keep everything.",
+    ),
+    working(
+        "--summary",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        section=OUTPUT,
+        help="Write a copy of the run's summary.json here.",
+    ),
+    working("--dry-run", is_flag=True, section=OUTPUT, help="Show the settings; start nothing."),
+    working(
+        "--json",
+        "as_json",
+        is_flag=True,
+        section=OUTPUT,
+        help="Print the summary (or the dry run) on stdout as one object.",
+    ),
+    working("-q", "--quiet", is_flag=True, section=OUTPUT, help="Only what went wrong."),
+    working("-v", "--verbose", count=True, section=OUTPUT, help="Every decision, when it changes."),
+    later("-m", "--module", metavar="MODULE", does="Run a module as a script."),
+    later("--config", metavar="FILE", does="Options from a TOML file."),
+    later("--augment", metavar="N", neutral="1", does="Passes of each sample in an epoch."),
+    later("--lr-scale", metavar="X", does="Scale the learning rate with the world."),
+    later("--max-batch-diff", metavar="N", does="Bound on the lead of a fast rank."),
+    later("--max-overshoot", metavar="N", does="Batches beyond the window, under async."),
+    later("--speed-hint", metavar="R:X", multiple=True, does="A first guess of a rank's speed."),
+    later("--partition-ratios", metavar="LIST", does="Fixed shares instead of measured ones."),
+    later("--async-apply", metavar="delta|easgd", does="How an async rank takes the mean."),
+    later("--easgd-alpha", metavar="X", does="Strength of the pull under easgd."),
+    later("--outer", metavar="none|slowmo|diloco[:lr,mu]", neutral="none", does="Outer optimizer."),
+    later("--guard", metavar="trend|msf|none", neutral="trend", does="Convergence guard."),
+    later("--lr-control", metavar="on|off", neutral="off", does="Learning-rate meta-controller."),
+    later("--arena-dtype", metavar="f32|bf16", neutral="f32", does="Of parameters in the arena."),
+    later("--save", metavar="STEM", does="Where checkpoints go."),
+    later("--save-every", metavar="EPOCHS", does="How often."),
+    later("--keep", metavar="N", does="How many stay."),
+    later("--resume", metavar="auto|STEM", does="Go on from a checkpoint."),
+    later("--max-failures", metavar="N|FRACTION", does="Deaths until the run gives up."),
+    later("--restarts", metavar="N", neutral="0", does="Returns of a dead rank."),
+    later("--rejoin-optimizer", metavar="fresh|peer", does="What a returning rank starts with."),
+    later("--on-death", metavar="continue|abort", neutral="continue", does="What a death means."),
+    later("--callback-timeout", metavar="S", does="For evaluation and checkpoint callbacks."),
+    later("--epoch-callback-rank", metavar="fastest|N", does="Who runs callbacks."),
+    later("--eval-every", metavar="EPOCHS", neutral="0", does="0: only the final evaluation."),
+    later("--trace", metavar="FILE", does="A trace of the run."),
+    later("--serve", metavar="[HOST:]PORT", does="A page about the run."),
+    later("--start", metavar="fork|spawn", neutral="fork", does="How ranks are made."),
+)
