@@ -319,8 +319,6 @@ class ElChe:
         if held in cohort and known[slowest] <= (1 + DOMINANCE) * known[held]:
             return ""
         self._elected = slowest if held in cohort else cohort[0]
-        if self._elected == held:
-            return ""
         return f"; rank {self._elected} is the anchor rank now"
 
     def _weigh(self, anchor: Rank, slow: float) -> str:

@@ -10,10 +10,10 @@ import heapq
 import math
 from typing import TYPE_CHECKING
 
+from flodl_shm.ids import Rank
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
-
-    from flodl_shm.ids import Rank
 
 
 def split_remainder(
@@ -57,17 +57,23 @@ def _fill(batches: int, price: Mapping[Rank, float]) -> dict[Rank, int]:
 
 
 def _pair_lone_batches(slots: dict[Rank, int], price: Mapping[Rank, float]) -> None:
-    """Move single batches to peers that have some, as long as the makespan stays.
+    """Give single batches company, as long as the makespan stays.
 
     A one-batch window has no second batch to time, and one such rank makes the balancer fall back
     to compute times for everybody. That is worth a free move; it is not worth a longer window,
-    since the balancer's memory takes one coarse reading in its stride.
+    since the balancer's memory takes one coarse reading in its stride. As the filling is exact,
+    only ties are free.
     """
     makespan = max(slots[rank] * cost for rank, cost in price.items())
     for rank in price:
         if slots[rank] != 1:
             continue
-        ends = [((slots[r] + 1) * price[r], r) for r in price if r != rank and slots[r]]
-        if ends and min(ends)[0] <= makespan:
-            slots[min(ends)[1]] += 1
+        donors = [(slots[r] * price[r], -r) for r in price if slots[r] > 2]
+        if donors and 2 * price[rank] <= makespan:
+            slots[Rank(-max(donors)[1])] -= 1
+            slots[rank] = 2
+            continue
+        takers = [((slots[r] + 1) * price[r], r) for r in price if r != rank and slots[r]]
+        if takers and min(takers)[0] <= makespan:
+            slots[min(takers)[1]] += 1
             slots[rank] = 0

@@ -121,13 +121,13 @@ def _limit(world_size: int, max_failures: float | None) -> int:
         raise BadConfig(f"a world of {world_size} ranks cannot run")
     if max_failures is None:
         return world_size - 1
-    if isinstance(max_failures, float):
-        if not 0 <= max_failures < 1:
-            raise BadConfig(
-                f"max failures is {max_failures:g} of the ranks",
-                hint="Give a part from 0 up to but not 1, or a whole number of ranks.",
-            )
-        return int(max_failures * world_size)
-    if max_failures < 0:
-        raise BadConfig(f"max failures is {max_failures}, below 0")
-    return min(max_failures, world_size - 1)
+    if isinstance(max_failures, int):
+        if max_failures < 0:
+            raise BadConfig(f"max failures is {max_failures}, below 0")
+        return min(max_failures, world_size - 1)
+    if not 0 <= max_failures < 1:
+        raise BadConfig(
+            f"max failures is {max_failures:g} of the ranks",
+            hint="Give a part from 0 up to but not 1, or a whole number of ranks.",
+        )
+    return int(max_failures * world_size)
