@@ -1,0 +1,93 @@
+"""What a rank is given by whoever started it: its seat, its link, its arena.
+
+Protocols only. In a rank of the launcher the engine provides them, in-process training brings
+its own (train/solo.py), tests bring fakes. `CURRENT` is set by the engine before user code runs;
+it is None in a plain Python process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from flodl_shm.control.messages import Attach, Order, Report, Seat
+    from flodl_shm.ids import Nanos, Rank, Round, Row
+    from flodl_shm.train.reduce import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class SlowDown:
+    """From `from_epoch` on every step of this rank lasts `factor` times as long."""
+
+    factor: float
+    from_epoch: int = 0
+
+
+class Link(Protocol):
+    """A rank's end of the control plane."""
+
+    def send(self, report: Report) -> None:
+        """Hand a report over; delivered once and in order, also if the rank ends right after."""
+
+    def receive(self, *, wait_for: str) -> Order:
+        """The next order, in sequence. Parks bounded; `wait_for` names what is waited for."""
+
+
+class Meeting(Protocol):
+    """What a worker needs of a reducer."""
+
+    def arrive(
+        self, number: Round, roster: Sequence[Seat], /, *, steps: int, mass: float, picks: int
+    ) -> None:
+        """Publish this rank's contribution to a round; returns at once."""
+
+    def complete(self) -> Outcome:
+        """Wait for the others, reduce, and say what the round brought."""
+
+    def alive(self, row: Row) -> bool:
+        """False once the launcher has declared the row dead."""
+
+    def publish_step(self, number: Round, done: int, now: Nanos, pace_ns: int, /) -> None:
+        """Let peers see how far this rank is in the window of a round."""
+
+    def pace_of(self, row: Row) -> tuple[Round, int, Nanos, int]:
+        """(round, done, end of the last step, ns per step) as that rank published them last."""
+
+
+class Session(Protocol):
+    """One incarnation of a rank, from its first report to its last."""
+
+    @property
+    def rank(self) -> Rank: ...
+
+    @property
+    def row(self) -> Row: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    @property
+    def device(self) -> str:
+        """A torch device: "cpu", "cuda:0"."""
+
+    @property
+    def seed(self) -> int | None:
+        """The seed as settled outside of the script; None: the script's word counts."""
+
+    @property
+    def slow(self) -> tuple[SlowDown, ...]:
+        """Artificial slowness of this rank; empty: none."""
+
+    @property
+    def link(self) -> Link: ...
+
+    def attach(self, order: Attach) -> tuple[Meeting, Tensor | None]:
+        """Map the arena. The slot is a 1-D float32 tensor; None: a lone rank needs no arena."""
+
+
+CURRENT: Session | None = None

@@ -1,0 +1,143 @@
+"""Training in this very process: one rank, no launcher, no arena.
+
+The real coordinator deals the picks and ends the epochs, so a script behaves here as it does on
+many ranks; only its messages do not travel and its rounds have nobody to meet.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import deque
+from typing import TYPE_CHECKING
+
+import torch
+
+from flodl_shm.control.coordinator import Coordinator
+from flodl_shm.control.messages import (
+    Attach,
+    End,
+    Evaluate,
+    Finish,
+    Grant,
+    Note,
+    Tick,
+    Wishes,
+)
+from flodl_shm.errors import BadConfig, FlodlError, HostUnfit, PeersLost, RankFailed, WeBroke
+from flodl_shm.ids import Nanos, Rank, Round, Row
+from flodl_shm.train.gpu_worker import GpuWorker
+from flodl_shm.train.reduce import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from flodl_shm.control.messages import Event, Order, Report, Seat
+    from flodl_shm.train.job import Job
+    from flodl_shm.train.session import Meeting, SlowDown
+    from flodl_shm.train.state import TrainedState
+
+_ERRORS: dict[int, type[FlodlError]] = {
+    kind.exit_code: kind for kind in (BadConfig, HostUnfit, PeersLost, RankFailed)
+}
+
+
+class LocalLink:
+    """Calls the coordinator where other ranks send to it; its orders wait in a queue."""
+
+    def __init__(
+        self, coordinator: Coordinator, clock: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self._coordinator = coordinator
+        self._clock = clock
+        self._orders: deque[Order] = deque()
+        self._end: End | None = None
+
+    def send(self, report: Report) -> None:
+        """Hand a report over; what the coordinator decides is done before this returns."""
+        self._feed(report)
+
+    def receive(self, *, wait_for: str) -> Order:
+        """The next order. Raises what the coordinator ended the run with, if it failed."""
+        if not self._orders and self._end is None:
+            self._feed(Tick())
+        if self._end is not None and self._end.status == "failed":
+            raise _ERRORS.get(self._end.exit_code, WeBroke)(self._end.reason)
+        if not self._orders:
+            raise WeBroke(f"the coordinator gives no order to a rank that waits for {wait_for}")
+        return self._orders.popleft()
+
+    def _feed(self, event: Event) -> None:
+        for action in self._coordinator.step(event, Nanos(self._clock())):
+            match action:
+                case Attach() | Grant() | Evaluate() | Finish():
+                    self._orders.append(action)
+                case End():
+                    self._end = action
+                case Note(alert=True):
+                    warnings.warn(action.text, RuntimeWarning, stacklevel=2)
+                case _:
+                    pass  # for a journal or a launcher; here are neither
+
+
+class LoneMeeting:
+    """Rounds of one: whoever arrives is the consensus."""
+
+    def __init__(self) -> None:
+        self._arrival = (Round(0), 0, 0.0)
+
+    def arrive(
+        self, number: Round, roster: Sequence[Seat], /, *, steps: int, mass: float, picks: int
+    ) -> None:
+        """Remember what `complete` will say."""
+        self._arrival = (number, steps, mass)
+
+    def complete(self) -> Outcome:
+        """The mean over one is the one."""
+        number, steps, mass = self._arrival
+        return Outcome(
+            round=number,
+            contributors=(Rank(0),),
+            steps=steps,
+            mass=mass,
+            divergence=0.0,
+            barrier_ns=0,
+            reduce_ns=0,
+        )
+
+    def alive(self, row: Row) -> bool:
+        """There is only this rank."""
+        return True
+
+    def publish_step(self, number: Round, done: int, now: Nanos, pace_ns: int) -> None:
+        """Nobody reads it."""
+
+    def pace_of(self, row: Row) -> tuple[Round, int, Nanos, int]:
+        """Nothing is published."""
+        return Round(0), 0, Nanos(0), 0
+
+
+class LoneSession:
+    """The only rank of a run without a launcher."""
+
+    rank = Rank(0)
+    row = Row(0)
+    world_size = 1
+    seed: int | None = None
+    slow: tuple[SlowDown, ...] = ()
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.link = LocalLink(Coordinator(Wishes(), world_size=1))
+
+    def attach(self, order: Attach) -> tuple[Meeting, Tensor | None]:
+        """No arena: the replica stays where the user's model put it."""
+        return LoneMeeting(), None
+
+
+def run_alone(job: Job) -> TrainedState:
+    """Train on one device of this process: the first GPU if there is one, else the CPU."""
+    device = "cuda:0" if torch.cuda.is_available() else "cpu"
+    return GpuWorker(job, LoneSession(device)).run()

@@ -1,0 +1,188 @@
+"""The front door: says what to train; checks every argument before anything is started."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from flodl_shm.control import plan
+from flodl_shm.control.messages import Wishes
+from flodl_shm.errors import BadConfig
+from flodl_shm.train import session as sessions
+from flodl_shm.train.data.source import as_source
+from flodl_shm.train.gpu_worker import GpuWorker
+from flodl_shm.train.job import Job
+from flodl_shm.train.lr import kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from flodl_shm.train.state import TrainedState
+
+# Arguments of later versions. Refused, not ignored: a run without them is another run.
+LATER = (
+    "epoch_fn",
+    "checkpoint_fn",
+    "metrics_fn",
+    "outer_optimizer",
+    "transform",
+)
+WHOLE = ("epochs", "batch_size", "seed", "anchor", "max_anchor")
+REAL = ("overhead_target", "gamma", "max_grad_norm")
+
+
+class Trainer:
+    """One training: model, optimizer, step, data, and how the ranks shall work together.
+
+    `model`: an nn.Module, or a factory `model()` / `model(device)`.
+    `optimizer`: a factory `optimizer(params)`, or an instance if `model` is one.
+    `train_step(model, batch)`: returns the loss, a 0-dim floating tensor; the engine calls
+        zero_grad, backward and step. One batch is one optimizer step.
+    `dataset`: map-style, or an object with `__len__` and `get_batch(indices)`, where indices is a
+        1-D int64 numpy array of samples.
+    `eval_fn(model, eval_dataset)`: a float, higher is better; without `eval_dataset` it gets
+        `dataset`. It runs on one rank, on the consensus.
+    `scheduler`: a function of the global step that returns the learning rate, or a factory
+        `(optimizer, world_size)`; see train/lr.py.
+    `step_ms`: one time in milliseconds per rank; each step waits until it has lasted as long: a
+        stand-in for devices of unequal speed.
+    The other options are those of the command line, which wins over what is said here.
+
+    Raises BadConfig, with the value and the way out, for an argument that cannot hold.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[..., nn.Module],
+        optimizer: Optimizer | Callable[..., Optimizer],
+        train_step: Callable[[nn.Module, Any], Tensor],
+        *,
+        dataset: Any,
+        eval_fn: Callable[[nn.Module, Any], float] | None = None,
+        eval_dataset: Any = None,
+        scheduler: Callable[..., Any] | None = None,
+        policy: str | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        seed: int | None = None,
+        tail: str | None = None,
+        anchor: int | None = None,
+        max_anchor: int | None = None,
+        overhead_target: float | None = None,
+        gamma: float | None = None,
+        max_grad_norm: float | None = None,
+        step_ms: Sequence[float] = (),
+        augment: int = 1,
+        **later: Any,
+    ) -> None:
+        _refuse_later(later, augment)
+        _check_callables(model, optimizer, train_step, eval_fn)
+        if scheduler is not None:
+            kind_of(scheduler)
+        as_source(dataset)
+        wishes = Wishes(
+            policy=policy,
+            epochs=epochs,
+            batch_size=batch_size,
+            seed=seed,
+            tail=tail,
+            anchor=anchor,
+            max_anchor=max_anchor,
+            overhead_target=overhead_target,
+            gamma=gamma,
+            max_grad_norm=max_grad_norm,
+        )
+        _check_types(wishes)
+        plan.check(wishes)
+        self.job = Job(
+            model=model,
+            optimizer=optimizer,
+            train_step=train_step,
+            dataset=dataset,
+            eval_fn=eval_fn,
+            eval_dataset=eval_dataset,
+            scheduler=scheduler,
+            wishes=wishes,
+            step_ms=_checked_step_ms(step_ms),
+        )
+
+    def run(self) -> TrainedState:
+        """Train to the end and return the consensus.
+
+        Under the launcher this process is one rank of it; in a plain process it trains here, on
+        one device. Raises what the user's functions raise, FlodlError for the rest.
+        """
+        if sessions.CURRENT is not None:
+            return GpuWorker(self.job, sessions.CURRENT).run()
+        from flodl_shm.train.solo import run_alone
+
+        return run_alone(self.job)
+
+    def worker(self) -> Any:
+        """A loop of the user's own; not available in this version."""
+        raise BadConfig("Trainer.worker() is not available in this version", hint="Use run().")
+
+    def start(self) -> Any:
+        """Training in the background; not available in this version."""
+        raise BadConfig("Trainer.start() is not available in this version", hint="Use run().")
+
+
+def _refuse_later(later: dict[str, Any], augment: int) -> None:
+    for name, value in later.items():
+        if name not in LATER:
+            raise TypeError(f"Trainer() got an unexpected keyword argument {name!r}")
+        if value is not None:
+            raise BadConfig(f"{name} is not available in this version", hint="Leave it out.")
+    if augment != 1:
+        raise BadConfig(
+            f"augment is {augment!r}: only 1 is available in this version", hint="Leave it out."
+        )
+
+
+def _check_callables(model: object, optimizer: object, train_step: object, eval_fn: object) -> None:
+    if not isinstance(model, nn.Module) and not callable(model):
+        raise BadConfig(
+            f"model is {model!r}", hint="Give an nn.Module, or a function that returns one."
+        )
+    if isinstance(optimizer, Optimizer):
+        if not isinstance(model, nn.Module):
+            raise BadConfig(
+                f"optimizer is a finished {type(optimizer).__name__}, but the model is not built",
+                hint="Give a factory: lambda params: torch.optim.SGD(params, lr=0.1).",
+            )
+    elif not callable(optimizer):
+        raise BadConfig(
+            f"optimizer is {optimizer!r}",
+            hint="Give a factory: lambda params: torch.optim.SGD(params, lr=0.1).",
+        )
+    if not callable(train_step):
+        raise BadConfig(
+            f"train_step is {train_step!r}", hint="Give a function (model, batch) -> loss."
+        )
+    if eval_fn is not None and not callable(eval_fn):
+        raise BadConfig(f"eval_fn is {eval_fn!r}", hint="Give a function (model, data) -> float.")
+
+
+def _check_types(wishes: Wishes) -> None:
+    """Numbers that are numbers: True is no epoch count, "5" neither."""
+    for name in WHOLE:
+        value: object = getattr(wishes, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise BadConfig(f"{name} is {value!r}", hint="Give a whole number.")
+    for name in REAL:
+        value = getattr(wishes, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise BadConfig(f"{name} is {value!r}", hint="Give a number.")
+
+
+def _checked_step_ms(step_ms: Sequence[float]) -> tuple[float, ...]:
+    times = tuple(float(ms) for ms in step_ms)
+    for ms in times:
+        if not (math.isfinite(ms) and ms > 0):
+            raise BadConfig(f"step_ms has {ms}", hint="Give times in milliseconds, above 0.")
+    return times
