@@ -60,8 +60,10 @@ class LineSplitter:
 
     def _end_line(self, part: bytes) -> list[Line]:
         if self._shown:  # its beginning was shown already
-            self._held, self._shown = b"", 0
-            return []
+            self._shown = 0
+            _, again, part = part.removesuffix(b"\r").partition(b"\r")
+            if not again:
+                return []
         line = (self._held + part).removesuffix(b"\r")
         self._held = b""
         # After a carriage return the text before it is overwritten on a screen.
@@ -71,9 +73,10 @@ class LineSplitter:
     def _hold(self, rest: bytes) -> list[Line]:
         """Keep the beginning of a line; an update or a cut line may be due already."""
         if self._shown:
-            if b"\r" not in rest:
+            if b"\r" not in rest[:-1]:  # at the very end it may be half of a line end
                 return []
             self._shown = 0
+            rest = rest.partition(b"\r")[2]
         held = self._held + rest
         # A carriage return at the very end may be the first half of a line end.
         before, _, after = held[:-1].rpartition(b"\r")

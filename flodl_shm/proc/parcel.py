@@ -7,7 +7,7 @@ Knows neither side and no message.
 
 from __future__ import annotations
 
-import errno
+import array
 import os
 import socket
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -56,15 +56,12 @@ def receive(sock: socket.socket, decoder: msgspec.msgpack.Decoder[T]) -> tuple[T
     ours, HostUnfit when the kernel dropped descriptors because this process may open no more.
     """
     try:
-        data, fds, flags, _ = socket.recv_fds(
-            sock, INLINE_BYTES + 16, MAX_FDS + 1, socket.MSG_CMSG_CLOEXEC
-        )
+        # Not socket.recv_fds: it drops its flags, and the descriptors would survive an exec.
+        room = socket.CMSG_SPACE((MAX_FDS + 1) * array.array("i").itemsize)
+        data, ancillary, flags, _ = sock.recvmsg(INLINE_BYTES + 16, room, socket.MSG_CMSG_CLOEXEC)
     except ConnectionError:
         return None
-    except OSError as error:
-        if error.errno == errno.EMFILE:
-            raise _no_descriptors() from error
-        raise
+    fds = _descriptors(ancillary)
     try:
         if flags & socket.MSG_CTRUNC:
             raise _no_descriptors()
@@ -78,6 +75,14 @@ def receive(sock: socket.socket, decoder: msgspec.msgpack.Decoder[T]) -> tuple[T
         if isinstance(error, msgspec.MsgspecError):
             raise PeerBroke(f"a packet between launcher and fork server: {error}") from error
         raise
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    found = array.array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    return list(found)
 
 
 def _body(data: bytes, fds: list[int]) -> bytes:

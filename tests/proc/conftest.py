@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pytest
+
 from flodl_shm.ids import Nanos, Rank, Row
 from flodl_shm.proc.fork_server import ForkServer, SpawnRequest
 from flodl_shm.proc.lifeline import Lifeline
 from flodl_shm.proc.procfs import OomWatch
 from flodl_shm.proc.supervisor import Child, Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 LIMIT_S = 10.0
 

@@ -13,6 +13,7 @@ import time
 import warnings
 
 import pytest
+
 from flodl_shm.errors import HostUnfit, PeersLost
 from flodl_shm.ids import Nanos
 from flodl_shm.proc.fork_server import SpawnRequest
@@ -54,7 +55,7 @@ def end_as_told(ticket: bytes, fds: list[int]) -> None:
         (b"3", "exit 3", b""),
         (b"259", "exit 3", b""),
         (b"text", "exit 1", b"no such file"),
-        (b"raise", "exit 1", b"KeyError: \"the user's own\""),
+        (b"raise", "exit 1", b'KeyError: "the user\'s own"'),
         (b"segv", "signal 11 (SIGSEGV)", b"Fatal Python error: Segmentation fault"),
         (b"interrupt", "signal 2 (SIGINT)", b"KeyboardInterrupt"),
     ],
