@@ -44,10 +44,9 @@ def uid_lock(shm: Path = SHM, *, patience_s: float = LOCK_PATIENCE_S) -> Iterato
     try:
         yield
     finally:
-        # Unlinked while held: an opener that waits for this file sees that the path has gone
-        # and starts again. LOCK_UN because a forked child may hold a copy of the descriptor.
+        # Unlinked while held: whoever waits for this file sees that the path has gone and makes
+        # a new one. So a copy of the descriptor in a forked child holds up nobody either.
         path.unlink(missing_ok=True)
-        fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
 
@@ -55,13 +54,9 @@ def _locked(path: Path, patience_s: float) -> int:
     deadline = time.monotonic() + patience_s
     while True:
         fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            if _try_flock(fd) and _is_same_file(fd, path):
-                fd, mine = -1, fd
-                return mine
-        finally:
-            if fd >= 0:
-                os.close(fd)
+        if _try_flock(fd) and _is_same_file(fd, path):
+            return fd
+        os.close(fd)
         if time.monotonic() >= deadline:
             raise HostUnfit(
                 f"waited {patience_s:g} s for the lock {path}, held by another flodl process",

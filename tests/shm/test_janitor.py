@@ -132,6 +132,21 @@ def test_a_held_lock_is_waited_for_and_named(tmp_path, children, ready_pipe):
         pass
 
 
+def test_a_child_forked_inside_does_not_keep_it(tmp_path, children, ready_pipe):
+    wait, tell = ready_pipe
+
+    def outlive():
+        tell()
+        signal.pause()
+
+    with uid_lock(tmp_path):
+        child = children.fork(outlive)
+        wait()
+    with uid_lock(tmp_path, patience_s=0):
+        pass
+    children.kill(child)
+
+
 def test_many_processes_never_hold_it_together(tmp_path, children):
     inside = tmp_path / "inside"
 

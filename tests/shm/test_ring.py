@@ -271,6 +271,16 @@ def test_a_message_cut_off_by_its_writer_is_reported(pair):
     assert (small, large) == (b"small", bytes(2 * CAPACITY))
 
 
+def test_a_message_both_spoiled_and_cut_off_takes_no_other_with_it(pair):
+    with pytest.raises(PeersLost):
+        pair.writer.send(bytes(3 * CAPACITY), deadline_ns=0)
+    pair.flip(FRAME.size)
+    assert "checksum" in pair.reader.read().why
+    assert pair.reader.read() is None
+    pair.send(b"small")
+    assert pair.take_all() == [b"small"]
+
+
 def test_pieces_without_a_beginning_are_dropped(pair):
     pair.writer._publish(module.PIECE, b"x")
     pair.writer._publish(module.PIECE, b"y")
