@@ -1,0 +1,261 @@
+"""The command line of `run`: what is understood, who wins, and what is refused with which words."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from flodl_shm.cli.main import main, main_run
+from flodl_shm.cli.run import run, settle
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch, tmp_path):
+    """No FLODL_ variable of whoever runs the tests, no GPU, a directory of its own."""
+    for name in list(os.environ):
+        if name.startswith("FLODL_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Put a launcher in place that keeps the config; its `code` is what it returns."""
+    fake = SimpleNamespace(code=0, config=None, summary=None)
+
+    def launch(config):
+        fake.config = config
+        if fake.summary is not None and config.summary is not None:
+            config.summary.write_text(fake.summary)
+        return fake.code
+
+    monkeypatch.setitem(sys.modules, "flodl_shm.engine.launch", SimpleNamespace(launch=launch))
+    return fake
+
+
+def test_without_a_word_it_trains_the_default_workload_on_two_cpu_ranks(launched):
+    assert main_run([]) == 0
+    config = launched.config
+    assert (config.workload, config.script, config.devices) == ("char-gpt", None, ("cpu", "cpu"))
+    assert all(getattr(config.wishes, name) is None for name in config.wishes.__struct_fields__)
+
+
+def test_what_follows_the_script_is_the_scripts(launched):
+    assert main_run(["--ranks", "3", "train.py", "--epochs", "2", "-q", "x y"]) == 0
+    config = launched.config
+    assert (config.script, config.script_args) == (Path("train.py"), ("--epochs", "2", "-q", "x y"))
+    assert config.wishes.epochs is None
+    assert not config.quiet
+    assert len(config.devices) == config.ranks == 3
+
+
+def test_every_setting_reaches_its_field(launched):
+    words = """--ranks 2 --devices cpu,cpu --backend shm --slow 1:2.5 --slow 0:3@1 --workload paced
+        --step-ms 20,40.5 --picks 90 --policy cadence --epochs 3 --batch-size 4 --seed 9 --tail drop
+        --max-grad-norm 1.5 --anchor 4 --max-anchor 40 --overhead-target 0.1 --gamma 0.5
+        --dead-after 2 --stall-timeout 60 --grace 7 --run-dir elsewhere --name trial
+        --progress line --show-ranks all --summary out.json -vv"""
+    assert main_run(words.split()) == 0
+    config = launched.config
+    assert {name: getattr(config.wishes, name) for name in config.wishes.__struct_fields__} == {
+        "policy": "cadence",
+        "epochs": 3,
+        "batch_size": 4,
+        "seed": 9,
+        "tail": "drop",
+        "anchor": 4,
+        "max_anchor": 40,
+        "overhead_target": 0.1,
+        "gamma": 0.5,
+        "max_grad_norm": 1.5,
+    }
+    assert [str(one) for one in config.slow] == ["1:2.5", "0:3@1"]
+    assert config.workload_options == {"step_ms": (20.0, 40.5), "picks": 90}
+    assert (config.dead_after_s, config.stall_timeout_s, config.grace_s) == (2, 60, 7)
+    assert (config.run_root, config.name) == (Path("elsewhere"), "trial")
+    assert (config.progress, config.show_ranks, config.verbose) == ("line", "all", 2)
+    assert config.summary == Path("out.json")
+
+
+def test_underscores_and_the_torchrun_spelling_are_understood(launched):
+    assert main_run(["--nproc_per_node", "4", "--batch_size=8"]) == 0
+    assert launched.config.ranks == 4
+    assert launched.config.wishes.batch_size == 8
+
+
+def test_a_flag_wins_over_the_environment_and_sources_say_so(launched, monkeypatch):
+    monkeypatch.setenv("FLODL_EPOCHS", "7")
+    monkeypatch.setenv("FLODL_SEED", "3")
+    monkeypatch.setenv("FLODL_NPROC_PER_NODE", "3")
+    monkeypatch.setenv("FLODL_SLOW", "1:2 2:3")
+    monkeypatch.setenv("FLODL_QUIET", "1")
+    assert main_run(["--epochs", "2"]) == 0
+    config = launched.config
+    assert (config.wishes.epochs, config.wishes.seed, config.ranks) == (2, 3, 3)
+    assert [str(one) for one in config.slow] == ["1:2", "2:3"]
+    assert config.quiet
+    assert config.sources["epochs"] == "flag"
+    assert config.sources["seed"] == config.sources["ranks"] == "environment"
+    assert config.sources["grace"] == "default"
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 4, 70])
+def test_the_exit_code_is_the_launchers(launched, code):
+    launched.code = code
+    assert main_run([]) == code
+    assert main(["run"]) == code
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--bogus", "No such option '--bogus'"),
+        ("--epochs x", "'x' is not a valid integer"),
+        ("--policy fast", "'fast' is not one of"),
+        ("--epochs 0", "epochs is 0"),
+        ("--seed -1", "seed is -1"),
+        ("--seed 9223372036854775808", "is above"),
+        ("--gamma nan", "gamma is nan"),
+        ("--overhead-target 0.9", "overhead_target is 0.9"),
+        ("--max-grad-norm 0", "max_grad_norm is 0"),
+        ("--anchor 9 --max-anchor 3", "anchor 9 is greater than max_anchor 3"),
+        ("--policy sync --anchor 4", "--anchor has no effect under --policy sync"),
+        ("--policy sync --overhead-target 0.1", "--overhead-target has no effect under"),
+        ("--picks 9", "--picks has no effect on char-gpt"),
+        ("--step-ms 9 train.py", "--step-ms has no effect on train.py"),
+        ("--workload paced --step-ms 9", "--step-ms has 1 entries for 2 ranks"),
+        ("--workload paced --step-ms 9,0", "a step takes more than 0 ms"),
+        ("--workload paced --step-ms 9;8", "is no list of milliseconds"),
+        ("--workload paced --picks 0", "--picks 0: at least 1"),
+        ("--workload nope", "there is no workload 'nope'"),
+        ("--workload paced train.py", "asked to run both train.py and --workload paced"),
+        ("nope.py", "there is no script nope.py"),
+        (".", "there is no script ."),
+        ("--slow 1", "--slow '1' is not RANK:FACTOR"),
+        ("--slow 1:x", "--slow '1:x' is not RANK:FACTOR"),
+        ("--slow 1:0.5", "a factor is at least 1"),
+        ("--slow 1:inf", "a factor is at least 1"),
+        ("--slow 2:2", "--slow 2:2 names rank 2, but there are 2 ranks"),
+        ("--slow 1:2 --slow 1:3", "rank 1 has a factor there already"),
+        ("--ranks 0", "--ranks 0: between 1 and 256"),
+        ("--ranks many", "--ranks 'many' is no whole number"),
+        ("--ranks 3 --devices cpu,cpu", "--ranks 3 but --devices names 2"),
+        ("--ranks cpu --devices cpu", "exclude each other"),
+        ("--devices cpu,tpu:0", "--devices names 'tpu:0'"),
+        ("--dead-after 0", "--dead-after 0: must be more than 0 seconds"),
+        ("--stall-timeout inf", "--stall-timeout inf: must be more than 0 seconds"),
+        ("--grace -1", "--grace -1: must be at least 0 seconds"),
+        ("--name a/b", "cannot be part of a directory's name"),
+        ("-q -v", "-q and -v exclude each other"),
+        ("--summary no/where.json", "there is no directory no"),
+        ("--batch-size four", "--batch-size 'four' is no whole number"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_and_exit_2(launched, capsys, words, sentence):
+    assert main_run(words.split()) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert sentence in err
+    assert out == ""
+    assert launched.config is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    """--policy async|--backend nccl|--backend gloo|--tail keep|--progress live|--batch-size 64,32
+    |-m package.module|--config f.toml|--augment 2|--lr-scale 2|--max-batch-diff 3|--max-overshoot 3
+    |--speed-hint 1:2|--partition-ratios 1,2|--async-apply delta|--easgd-alpha 0.5|--outer slowmo
+    |--guard msf|--lr-control on|--arena-dtype bf16|--save x|--save-every 1|--keep 3|--resume auto
+    |--max-failures 1|--restarts 1|--rejoin-optimizer peer|--on-death abort|--callback-timeout 5
+    |--epoch-callback-rank fastest|--eval-every 1|--trace f|--serve 8080|--start spawn
+    |--devices GPU-3f1c""".replace("\n", "").split("|"),
+)
+def test_what_is_not_built_is_refused(launched, capsys, words):
+    assert main_run(words.split()) == 2
+    err = capsys.readouterr().err
+    assert "is not available in this version" in err
+    assert err.count("\n") == 1
+    assert launched.config is None
+
+
+def test_what_is_not_built_is_refused_from_the_environment_too(launched, monkeypatch, capsys):
+    monkeypatch.setenv("FLODL_RESUME", "auto")
+    assert main_run([]) == 2
+    assert "--resume auto is not available" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--outer none", "--arena-dtype f32", "--start fork", "--restarts 0", "--on-death continue"],
+)
+def test_a_value_that_asks_for_nothing_is_fine(launched, words):
+    assert main_run(words.split()) == 0
+
+
+def test_dry_run_prints_every_setting_with_its_source_and_starts_nothing(launched, capsys):
+    assert main_run(["--dry-run", "--ranks", "2", "--slow", "1:2.5", "--epochs", "3"]) == 0
+    out = capsys.readouterr().out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["epochs", "3", "flag"] in lines
+    assert ["batch-size", "32", "script", "or", "default"] in lines
+    assert ["grace", "30.0", "default"] in lines
+    assert "rank 1  cpu  slow 1:2.5" in out
+    assert launched.config is None
+    assert not Path("runs").exists()
+
+
+def test_dry_run_for_programs(capsys):
+    assert main_run(["--dry-run", "--json", "--seed", "4", "train.py", "a"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["schema"] == 1
+    assert told["options"]["seed"] == {"value": 4, "source": "flag"}
+    assert told["options"]["script"]["value"] == "train.py"
+    assert told["options"]["script-args"]["value"] == ["a"]
+    assert told["ranks"][1] == {"rank": 1, "device": "cpu", "slow": []}
+
+
+def test_json_prints_the_summary_of_the_run(launched, capsys):
+    launched.summary = '{"schema": 1}\n'
+    launched.code = 4
+    assert main_run(["--json"]) == 4
+    assert capsys.readouterr().out == '{"schema": 1}\n'
+    assert main_run(["--json", "--summary", "mine.json"]) == 4
+    assert Path("mine.json").read_text() == '{"schema": 1}\n'
+
+
+def test_json_prints_nothing_when_no_summary_came(launched, capsys):
+    assert main_run(["--json"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_help_lists_every_option_under_a_heading(capsys):
+    assert main_run(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(option.flag in out for option in run.params if hasattr(option, "flag"))
+    headings = [line for line in out.splitlines() if line and line[0] != " " and line[-1] == ":"]
+    assert headings[0] == "Ranks and devices:"
+    assert headings[-1] == "Not in this version:"
+
+
+def test_every_option_of_run_is_read_by_settle():
+    """A working option that nobody reads would be a setting without effect."""
+
+    read = set()
+
+    class Watched(dict):
+        def __getitem__(self, key):
+            read.add(key)
+            return super().__getitem__(key)
+
+    with run.make_context("run", []) as context:
+        given = Watched(context.params)
+    settle(given, {})
+    assert set(given) - read <= {"as_json"}
