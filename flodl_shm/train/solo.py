@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from flodl_shm.train.session import Meeting, SlowDown
     from flodl_shm.train.state import TrainedState
 
+# There is nobody to meet, so windows are only the grain in which losses are counted. Short ones
+# would cost: a round's bookkeeping takes as long as ten steps of a tiny model.
+FLAGS = Wishes(policy="cadence", anchor=100, max_anchor=100)
+
 _ERRORS: dict[int, type[FlodlError]] = {
     kind.exit_code: kind for kind in (BadConfig, HostUnfit, PeersLost, RankFailed)
 }
@@ -130,7 +134,7 @@ class LoneSession:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.link = LocalLink(Coordinator(Wishes(), world_size=1))
+        self.link = LocalLink(Coordinator(FLAGS, world_size=1))
 
     def attach(self, order: Attach) -> tuple[Meeting, Tensor | None]:
         """No arena: the replica stays where the user's model put it."""

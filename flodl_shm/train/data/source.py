@@ -24,7 +24,7 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def fetch(self, indices: NDArray[np.int64]) -> Any:
-        """The batch of these samples; `indices` is 1-D int64."""
+        """The batch of these samples; `indices` is 1-D int64 and may be written to."""
 
 
 class _Tensors:
@@ -38,7 +38,7 @@ class _Tensors:
         return self._length
 
     def fetch(self, indices: NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
-        index = torch.tensor(indices)  # a copy: the permutation is read-only
+        index = torch.from_numpy(indices)
         return tuple(t.index_select(0, index.to(t.device)) for t in self._tensors)
 
 
