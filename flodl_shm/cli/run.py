@@ -7,10 +7,12 @@ refusal answer at once.
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -26,6 +28,10 @@ from flodl_shm.engine.config import RunConfig
 from flodl_shm.errors import BadConfig
 from flodl_shm.gpu.inventory import usable_cuda_devices
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STDOUT, STDERR = 1, 2
 SOURCES = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment"}
 
 EPILOG = """Every option is also an environment variable, as FLODL_BATCH_SIZE; a flag wins over
@@ -149,10 +155,28 @@ def _launch_for_json(config: RunConfig) -> int:
     """Launch, then print what the run wrote of itself; nothing if it did not come to that."""
     with tempfile.TemporaryDirectory(prefix="flodl-") as folder:
         path = config.summary or Path(folder, "summary.json")
-        code = _launch(replace(config, summary=path))
+        with _stdout_kept_free():
+            code = _launch(replace(config, summary=path))
         if path.is_file():
             click.echo(path.read_text(encoding="utf-8"), nl=False)
         return code
+
+
+@contextmanager
+def _stdout_kept_free() -> Iterator[None]:
+    """Send what is meant for people to stderr: stdout is for the one object.
+
+    By descriptor, since forked ranks inherit `sys.stdout` but are given descriptors of their own.
+    """
+    sys.stdout.flush()
+    kept = os.dup(STDOUT)
+    os.dup2(STDERR, STDOUT)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, STDOUT)
+        os.close(kept)
 
 
 def _json(value: object) -> str:
