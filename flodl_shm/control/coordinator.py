@@ -22,6 +22,7 @@ from flodl_shm.control.convergence import TrendGuard
 from flodl_shm.control.el_che import ElChe, ElCheConfig, Reading
 from flodl_shm.control.formation import Formation
 from flodl_shm.control.gate import Gate
+from flodl_shm.control.ledger import Ledger
 from flodl_shm.control.messages import (
     Action,
     Arrived,
@@ -50,7 +51,7 @@ from flodl_shm.control.messages import (
 from flodl_shm.control.schedule import Epoch, Schedule
 from flodl_shm.control.window_ledger import Window, WindowLedger
 from flodl_shm.control.window_plan import WindowPlan
-from flodl_shm.errors import BadConfig, FlodlError, PeerBroke, WeBroke
+from flodl_shm.errors import BadConfig, FlodlError, PeerBroke, PeersLost, WeBroke
 from flodl_shm.ids import Nanos, Rank, Round, Row, Slot
 
 GATES = {"sync": gate.sync, "cadence": gate.cadence}
@@ -63,7 +64,7 @@ class Coordinator:
         self.flags = flags
         self.world_size = world_size
         self.phase = "forming"
-        self.living: dict[Rank, Row] = {Rank(r): Row(r) for r in range(world_size)}
+        self.ledger = Ledger(world_size)
         self.settled_plan: Settled | None = None
         self.value: float | None = None
         self._formation = Formation(world_size)
@@ -73,11 +74,16 @@ class Coordinator:
         self._stop: Stop | None = None
         self._scorer: Rank | None = None
         self._sync_ns = 0  # of the newest commit; fed to the balancer once
-        self._causes: set[str] = set()  # of all deaths
         self._out: list[Action] = []
+        self._now = Nanos(0)
         self._schedule: Schedule
         self._el_che: ElChe
         self._guard: TrendGuard
+
+    @property
+    def living(self) -> dict[Rank, Row]:
+        """Rows of the ranks that live and have not finished."""
+        return self.ledger.living
 
     @property
     def batch_size(self) -> int:
@@ -88,7 +94,7 @@ class Coordinator:
 
     def step(self, event: Event, now: Nanos) -> list[Action]:
         """Take one event and say what to do. `now` is monotonic and never goes back."""
-        self._out = []
+        self._out, self._now = [], now
         if self.phase == "done":
             return self._out
         try:
@@ -103,8 +109,7 @@ class Coordinator:
         if self.phase == "evaluating" and self._scorer is not None:
             return {self._scorer: "the evaluation"}
         if self.phase == "finishing":
-            late = [rank for rank in self.living if rank not in self._finished]
-            return dict.fromkeys(late, "its state")
+            return dict.fromkeys(self.living, "its state")
         waits: dict[Rank, str] = {}
         for window in self._windows.unsettled()[:1]:
             late = window.awaited(self.living)
@@ -135,6 +140,7 @@ class Coordinator:
                 self._score(event)
             case Finished():
                 self._finished[event.rank] = event
+                self.ledger.finish(event.rank, event.row)
                 self._say("finished", f"rank {event.rank} has copied its state out")
 
     def _arrive(self, report: Arrived) -> None:
@@ -150,25 +156,20 @@ class Coordinator:
 
     def _bury(self, death: Died) -> None:
         """One death, counted once: what it delivered stays, what it held goes back."""
-        if self.living.get(death.rank) != death.row:
+        if not self.ledger.is_living(death.rank, death.row):
             return
         if death.user_error:
             self._end("failed", death.exit_code, f"rank {death.rank} failed: {death.cause}")
             return
-        if death.rank in self._finished:
-            del self.living[death.rank]  # left after its work was done: no loss
-            return
         window = self._windows.get(death.arrived)
         if window is not None and death.rank in window.awaited(self.living):
             self._arrive(_arrival_of(death))
-        del self.living[death.rank]
-        self._causes.add(death.cause)
+        _, told = self.ledger.bury(death.rank, death.row, cause=death.cause, at=self._now)
         back = 0
         if self.phase == "training":
             back = sum(epoch.pool.forfeit(death.rank) for epoch in self._schedule.epochs.values())
             self._el_che.drop(death.rank)
-        text = f"rank {death.rank} lost: {death.cause}. {back} picks go back to the pool"
-        self._say("death", text, alert=True)
+        self._say("death", f"{told}; {back} picks go back to the pool", alert=True)
 
     def _score(self, report: Evaluated) -> None:
         if report.error:
@@ -183,7 +184,7 @@ class Coordinator:
         if self.phase == "done":
             return
         if not self.living:
-            self._end_without_ranks()
+            self._end_without_living()
             return
         if self._stop is not None and self._stop.level > 1:
             self._end("stopped", 0, self._stop.why)
@@ -198,8 +199,6 @@ class Coordinator:
             self._evaluate()
         if self.phase == "scored":
             self._finish("ok", "all epochs done")
-        if self.phase == "finishing":
-            self._wind_up()
 
     def _form(self) -> None:
         if self._stop is not None:
@@ -460,25 +459,23 @@ class Coordinator:
         for rank in self.living:
             self._out.append(Finish(rank=rank, status=status, reason=reason))
 
+    def _end_without_living(self) -> None:
+        """Every rank has finished or is dead."""
+        if self._finished:
+            self._wind_up()
+        elif self._formation.nobody_came and {d.cause for d in self.ledger.deaths} == {"exit 0"}:
+            raise BadConfig(
+                "every rank ended without training", hint="The script must call Trainer(...).run()."
+            )
+        else:
+            self._end("failed", PeersLost.exit_code, f"all {self.world_size} ranks are lost")
+
     def _wind_up(self) -> None:
-        if any(rank not in self._finished for rank in self.living):
-            return
         hashes = {report.params_sha256 for report in self._finished.values()}
         if len(hashes) > 1:
             by_rank = {rank: report.params_sha256[:12] for rank, report in self._finished.items()}
-            self._end("failed", WeBroke.exit_code, f"ranks end with different parameters: {by_rank}")
-            return
+            raise WeBroke(f"ranks end with different parameters: {by_rank}")
         self._end(self._status, 0, self._reason)
-
-    def _end_without_ranks(self) -> None:
-        if self.phase == "finishing" and self._finished:
-            self._wind_up()
-        elif self._formation.nobody_came and self._causes == {"exit 0"}:
-            raise BadConfig(
-                "every rank ended without training", hint="the script must call Trainer(...).run()"
-            )
-        else:
-            self._end("failed", 4, f"all {self.world_size} ranks are lost")
 
     def _end(self, status: str, exit_code: int, reason: str) -> None:
         self._out.append(End(status=status, exit_code=exit_code, reason=reason))

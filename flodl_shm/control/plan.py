@@ -62,8 +62,9 @@ def check(wishes: Wishes) -> None:
     norm = wishes.max_grad_norm
     if norm is not None and not norm > 0:
         raise BadConfig(f"max_grad_norm is {norm}", hint="it must be greater than 0")
-    if None not in (wishes.anchor, wishes.max_anchor) and wishes.anchor > wishes.max_anchor:
-        raise BadConfig(f"anchor {wishes.anchor} is greater than max_anchor {wishes.max_anchor}")
+    anchor, most = wishes.anchor, wishes.max_anchor
+    if anchor is not None and most is not None and anchor > most:
+        raise BadConfig(f"anchor {anchor} is greater than max_anchor {most}")
 
 
 def settle(flags: Wishes, script: Wishes, *, world_size: int, samples: int) -> Settled:

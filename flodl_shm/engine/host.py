@@ -255,7 +255,7 @@ class Host:
 
     def output_lines(self) -> list[str]:
         """Lines ranks have printed since the last call, those the user wants to see."""
-        lines = []
+        lines: list[str] = []
         for member in self.members.values():
             printed = member.output.read()
             if member.gone:

@@ -51,6 +51,7 @@ class HostLoop:
         self.recorder, self.signals = recorder, signals
         self.end: End | None = None
         self.stopped_by = 0  # the first signal that asked for the end
+        self.user_failed = False  # in a rank, maybe after its work was done
         self._ladder = StopLadder()
         self._watch = Watch(host.config.dead_after_s, host.config.stall_timeout_s)
         self._grace_until: Nanos | None = None
@@ -77,6 +78,7 @@ class HostLoop:
             self._step(report, now)
         for death in self.host.deaths():
             self.recorder.exited(death)
+            self.user_failed = self.user_failed or death.user_error
             self._step(death, now)
         for fault in self.host.faults:
             self.recorder.say(fault)

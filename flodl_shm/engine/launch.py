@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from flodl_shm.control.coordinator import Coordinator
 from flodl_shm.control.failure import FailureReport, root_cause
+from flodl_shm.control.messages import End
 from flodl_shm.engine.host import Host
 from flodl_shm.engine.host_loop import HostLoop
 from flodl_shm.engine.rank_main import RankEntry, preload
@@ -31,7 +32,6 @@ from flodl_shm.shm.control_block import ControlBlock
 from flodl_shm.shm.janitor import sweep
 
 if TYPE_CHECKING:
-    from flodl_shm.control.messages import End
     from flodl_shm.engine.config import RunConfig
     from flodl_shm.proc.error_file import ErrorReport
 
@@ -81,21 +81,20 @@ def _drive(host: Host, recorder: Recorder, signals: SignalPipe, server: ForkServ
         server.close()  # with every rank that is left, whatever went wrong
         host.supervisor.close()
         host.close()
-    code = _report_end(host, recorder, end)
+    if end.status == "ok" and loop.user_failed:
+        end = End(status="failed", exit_code=1, reason="the script failed after the training")
+        recorder.action(end, Nanos(time.monotonic_ns()))
+    _report_end(host, recorder, end)
     if loop.stopped_by and end.status == "stopped":
         signals.restore()
         die_of(loop.stopped_by)
-    return code
+    return end.exit_code
 
 
-def _report_end(host: Host, recorder: Recorder, end: End) -> int:
+def _report_end(host: Host, recorder: Recorder, end: End) -> None:
     """Write the summary, show the end, and the first cause of a failure last of all."""
-    late = [error for error in host.errors] if end.status == "ok" else []
-    code = 1 if late else end.exit_code
     recorder.close()
     told = summary(recorder.tally, now=Nanos(time.monotonic_ns()))
-    if late:
-        told["status"] = "failed"
     targets = [host.run_dir.summary]
     if host.config.summary is not None:
         targets.append(host.config.summary)
@@ -105,9 +104,8 @@ def _report_end(host: Host, recorder: Recorder, end: End) -> int:
         except FlodlError as error:
             recorder.say(str(error))
     recorder.progress.end(told, host.run_dir.path)
-    if code:
+    if end.exit_code:
         _show_failure(host, end)
-    return code
 
 
 def _show_failure(host: Host, end: End) -> None:

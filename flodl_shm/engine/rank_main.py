@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 def preload() -> None:
     """Import once, in the fork server, what every rank needs."""
     import torch
-    import torch.utils.data
 
+    import flodl_shm.engine.rank_session
     import flodl_shm.train.trainer  # noqa: F401
-    import flodl_shm.train.reduce  # noqa: F401
 
     torch.set_num_threads(1)  # no pool before the fork; ranks set their own number
+    # The first optimizer of a process imports torch._dynamo, a second of work for every rank.
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from flodl_shm.control.coordinator import Coordinator
 from flodl_shm.control.messages import (
@@ -39,6 +40,8 @@ from flodl_shm.ids import Nanos, Rank, Round
 from flodl_shm.sim.actor import Actor, Cells
 from flodl_shm.sim.rig import MS, Rig
 
+M = TypeVar("M", bound=Message)
+
 LIMIT = 2_000_000  # simulated happenings of one run; a run that needs more does not end
 
 
@@ -53,7 +56,7 @@ class Record:
     first_step: Nanos = Nanos(0)
     last_commit: Nanos = Nanos(0)
 
-    def of(self, kind: type[Message]) -> list[Message]:
+    def of(self, kind: type[M]) -> list[M]:
         """All actions of one kind, in order."""
         return [action for _, action in self.actions if isinstance(action, kind)]
 
@@ -225,7 +228,7 @@ class World:
             picks = self.record.consensus.get(epoch, Counter())
             if len(picks) != batches:
                 raise WeBroke(f"epoch {epoch}: {len(picks)} of {batches} batches in the consensus")
-        closed = [action for action in self.record.of(EpochClosed)]
+        closed = self.record.of(EpochClosed)
         if [c.epoch for c in closed] != list(range(plan.epochs)):
             raise WeBroke(f"epochs closed: {[c.epoch for c in closed]}")
         for cover in closed:
