@@ -208,9 +208,15 @@ class World:
             raise WeBroke(f"round {commit.round} committed {commit.contributors}, closed {order}")
         for rank in order:
             batches = len(self._contributions[commit.round][rank][1])
-            picks = batches * self.coordinator.batch_size
+            picks = batches * self._batch_size()
             if commit.picks[str(rank)] != picks or commit.mass[str(rank)] != batches:
                 raise WeBroke(f"round {commit.round}: rank {rank} did {batches}, told {commit}")
+
+    def _batch_size(self) -> int:
+        plan = self.coordinator.settled_plan
+        if plan is None:
+            raise WeBroke("a round committed before the plan was settled")
+        return plan.batch_size
 
     def _check_end(self) -> None:
         end = self.record.end
