@@ -72,7 +72,7 @@ def main() -> None:
     for number in range(runs):
         ranks = rng.choice((2, 3))
         policy = rng.choice(("cadence", "cadence", "sync"))
-        victim, delay_s = rng.randrange(ranks), rng.uniform(0, 1.0)
+        victim, delay_s = rng.randrange(ranks), rng.uniform(0, 0.7)
         place = root / str(number)
         place.mkdir()
         config = config_of(place, rng, ranks=ranks, policy=policy)

@@ -70,7 +70,7 @@ def test_a_rank_killed_at_any_moment_costs_only_itself(tmp_path: Path, seed: int
     for run in runs:
         check(run)
     deaths = [len(json.loads(Path(run["summary"]).read_text())["deaths"]) for run in runs]
-    assert sum(deaths) >= KILLS // 2, f"too few kills hit a training rank: {deaths}"
+    assert sum(deaths) >= KILLS // 3, f"too few kills hit a training rank: {deaths}"
     assert shm_names() == before
     assert processes_of(str(tmp_path)) == []
 
