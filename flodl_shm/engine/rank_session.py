@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from flodl_shm.control import messages
 from flodl_shm.errors import PeersLost, WeBroke
+from flodl_shm.gpu.pinning import pin
 from flodl_shm.shm.arena import Arena
 from flodl_shm.shm.ring import BadFrame, Reader, Writer
 from flodl_shm.shm.segment import Segment
@@ -91,7 +93,19 @@ class ShmSession:
         segment = Segment.adopt(fds[0], arena_map.size)
         segment.prefault()
         arena = Arena(segment, arena_map, self._block.bells)
+        if self.device.startswith("cuda"):
+            self._pin(arena)
         return Reducer(arena, seat_row=self.row, slot=order.slot), arena.slot(order.slot)
+
+    def _pin(self, arena: Arena) -> None:
+        """Let the device copy straight from and to the arena; it stays so until the process ends."""
+        import torch
+
+        torch.cuda.set_device(torch.device(self.device))
+        runtime = torch.cuda.cudart()
+        _, why = pin(runtime, arena.flat.data_ptr(), arena.segment.size)
+        if why:
+            print(f"warning: {why}", file=sys.stderr)
 
 
 class Bridge:
