@@ -33,7 +33,7 @@ def preload():
 
 def entry(ticket, fds):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    for own_session in (False, True):
+    for own_session in () if moment == "both" else (False, True):
         if os.fork() == 0:
             if own_session:
                 os.setsid()
@@ -51,6 +51,8 @@ if moment == "ready":
     time.sleep(60)
 for rank in range(2 if moment == "training" else 40):
     server.spawn(SpawnRequest(ticket=b"", stdout=1, stderr=2), deadline=deadline)
+if moment == "both":
+    say(str(server.pid))
 if moment == "stopped":
     os.kill(server.pid, signal.SIGSTOP)
     say("now")
@@ -107,13 +109,36 @@ def test_nothing_is_left(moment, word, count):
 def test_a_stopped_server_goes_too():
     mark = uuid.uuid4().hex
     env = {**os.environ, MARK: mark, "PYTHONPATH": str(ROOT)}
-    script = LAUNCHER.replace("else 40", "else 0")
+    script = LAUNCHER.replace("else 40", "else 1")
     launcher = subprocess.Popen(
         [sys.executable, "-c", script, "stopped"], env=env, stdout=subprocess.PIPE
     )
     assert launcher.stdout is not None
     try:
-        assert launcher.stdout.readline().strip() == b"now"
+        # Having forked a rank, the server is past the state in which it is killed with us.
+        assert {launcher.stdout.readline().strip() for _ in range(2)} == {b"rank", b"now"}
+    finally:
+        launcher.kill()
+        killed = time.monotonic()
+        launcher.wait(10)
+        launcher.stdout.close()
+    while family(mark) and time.monotonic() - killed < 2.0:
+        pass
+    assert family(mark) == []
+
+
+def test_ranks_do_not_outlive_launcher_and_server_killed_together():
+    mark = uuid.uuid4().hex
+    env = {**os.environ, MARK: mark, "PYTHONPATH": str(ROOT)}
+    script = LAUNCHER.replace("else 40", "else 1")
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", script, "both"], env=env, stdout=subprocess.PIPE
+    )
+    assert launcher.stdout is not None
+    try:
+        said = {launcher.stdout.readline().strip() for _ in range(2)} - {b"rank"}
+        launcher.send_signal(signal.SIGSTOP)  # it must not do the killing
+        os.kill(int(said.pop()), signal.SIGKILL)
     finally:
         launcher.kill()
         killed = time.monotonic()
