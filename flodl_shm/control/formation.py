@@ -6,12 +6,16 @@ not waited for. Nothing here knows what a layout digest is made of, only that al
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
-from flodl_shm.control.messages import Attached, Ready
 from flodl_shm.errors import BadConfig
-from flodl_shm.ids import Rank
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from flodl_shm.control.messages import Attached, Ready
+    from flodl_shm.ids import Rank
 
 
 class Formation:

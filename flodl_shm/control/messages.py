@@ -70,6 +70,7 @@ class Attached(Message):
 
     rank: Rank
     row: Row
+    free_picks_per_s: float = 0.0  # alone, nobody to meet; 0 unless a benchmark asked for it
 
 
 class Arrived(Message):

@@ -12,12 +12,16 @@ know epochs' pools, balancing or time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from flodl_shm.control.messages import Arrived, Left, Seat
 from flodl_shm.errors import PeerBroke, WeBroke
 from flodl_shm.ids import Rank, Round
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from flodl_shm.control.messages import Arrived, Left, Seat
 
 
 @dataclass(slots=True)

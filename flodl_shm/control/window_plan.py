@@ -8,11 +8,15 @@ in one reduce and nobody trains a pick twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from flodl_shm.control.last_window import split_remainder
-from flodl_shm.ids import Rank
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from flodl_shm.ids import Rank
 
 # A remainder of up to this many windows is planned as one. Below 1 the epoch would end in crumbs,
 # whose rounding to whole batches costs most; far above, the exact window's want of elasticity does.

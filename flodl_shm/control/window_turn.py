@@ -8,10 +8,13 @@ beyond their ceiling. Exact windows are counted, and so is a window whose anchor
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from flodl_shm.control.messages import Grant
 from flodl_shm.control.pace import predicted_end, starts_another
-from flodl_shm.ids import Nanos
+
+if TYPE_CHECKING:
+    from flodl_shm.control.messages import Grant
+    from flodl_shm.ids import Nanos
 
 
 @dataclass(frozen=True, slots=True)

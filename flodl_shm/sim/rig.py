@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from flodl_shm.ids import Nanos, Rank
+
+if TYPE_CHECKING:
+    import random
 
 MS = 1_000_000
 
@@ -50,7 +53,7 @@ class SimRank:
 
     def batch_ns(self, now: Nanos, nth: int, rng: random.Random) -> int:
         """How long the rank's `nth` batch takes if it starts now."""
-        factor = math.exp(rng.gauss(-self.jitter**2 / 2, self.jitter)) if self.jitter else 1.0
+        factor = math.exp(rng.gauss(-(self.jitter**2) / 2, self.jitter)) if self.jitter else 1.0
         ms = self.batch_ms * factor
         if now >= self.throttle_at_ms * MS:
             ms *= self.throttle

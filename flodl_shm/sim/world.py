@@ -14,9 +14,8 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from flodl_shm.control.coordinator import Coordinator
 from flodl_shm.control.messages import (
@@ -39,6 +38,9 @@ from flodl_shm.errors import WeBroke
 from flodl_shm.ids import Nanos, Rank, Round
 from flodl_shm.sim.actor import Actor, Cells
 from flodl_shm.sim.rig import MS, Rig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 M = TypeVar("M", bound=Message)
 

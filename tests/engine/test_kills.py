@@ -158,8 +158,17 @@ def test_one_signal_finishes_the_window_and_dies_of_it(tmp_path: Path, signum: i
 
 
 def test_two_signals_end_it_now(tmp_path: Path) -> None:
-    process = start(tmp_path, "--workload", "paced", "--step-ms", "20000,20000", "--ranks", "2",
-                    "--picks", "100")
+    process = start(
+        tmp_path,
+        "--workload",
+        "paced",
+        "--step-ms",
+        "20000,20000",
+        "--ranks",
+        "2",
+        "--picks",
+        "100",
+    )
     try:
         await_file(tmp_path, "runs/2*/ranks/rank1/pid")
         time.sleep(0.2)

@@ -10,12 +10,12 @@ class Driver:
         self.error = error
         self.registered: dict[int, tuple[int, int]] = {}
 
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
         if not self.error:
             self.registered[address] = (size, flags)
         return self.error
 
-    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+    def cudaHostUnregister(self, address: int) -> int:
         del self.registered[address]
         return 0
 

@@ -69,7 +69,8 @@ def efficiency(world: World, skip: int = 0) -> float:
 
 
 @pytest.mark.parametrize(
-    ("ms", "least"), [((20, 40, 80), 0.97), ((20, 20, 20), 0.96), ((20, 50), 0.96), ((20,) * 8, 0.95)]
+    ("ms", "least"),
+    [((20, 40, 80), 0.97), ((20, 20, 20), 0.96), ((20, 50), 0.96), ((20,) * 8, 0.95)],
 )
 def test_unequal_ranks_all_keep_busy(ms: tuple[float, ...], least: float) -> None:
     world = World(rig_of(*ms), wishes=Wishes(batch_size=1), samples=3000, seed=1)
@@ -78,7 +79,9 @@ def test_unequal_ranks_all_keep_busy(ms: tuple[float, ...], least: float) -> Non
 
 
 def test_sync_is_bound_by_the_slowest() -> None:
-    world = World(rig_of(20, 40, 80), wishes=Wishes(policy="sync", batch_size=1), samples=600, seed=1)
+    world = World(
+        rig_of(20, 40, 80), wishes=Wishes(policy="sync", batch_size=1), samples=600, seed=1
+    )
     world.run()
     assert efficiency(world) < 0.45
 

@@ -1,0 +1,241 @@
+"""Single moves of the coordinator that whole simulated runs reach seldom or never."""
+
+from __future__ import annotations
+
+import pytest
+
+from flodl_shm.control.coordinator import Coordinator
+from flodl_shm.control.messages import (
+    Action,
+    Arrived,
+    Attach,
+    Attached,
+    BuildArena,
+    Died,
+    End,
+    Evaluate,
+    Evaluated,
+    Event,
+    Finish,
+    Finished,
+    Grant,
+    Left,
+    Note,
+    Ready,
+    Stop,
+    Tick,
+    Wishes,
+)
+from flodl_shm.ids import Nanos, Rank, Round, Row
+
+WISHES = Wishes(batch_size=1, epochs=1, policy="sync")
+
+
+class Play:
+    """Feeds events one nanosecond apart."""
+
+    def __init__(self, ranks: int = 2, wishes: Wishes = WISHES) -> None:
+        self.mind = Coordinator(wishes, ranks)
+        self.now = 0
+        self.said: list[Action] = []
+
+    def tell(self, *events: Event) -> list[Action]:
+        out: list[Action] = []
+        for event in events:
+            self.now += 1
+            out += self.mind.step(event, Nanos(self.now))
+        self.said += out
+        return out
+
+    def end(self) -> End:
+        (end,) = [action for action in self.said if isinstance(action, End)]
+        return end
+
+
+def ready(rank: int, samples: int = 4, digest: str = "d") -> Ready:
+    return Ready(Rank(rank), Row(rank), digest, 8, 0, samples=samples, device="cpu")
+
+
+def attached(rank: int) -> Attached:
+    return Attached(Rank(rank), Row(rank))
+
+
+def arrived(rank: int, number: int, steps: int, picks: int) -> Arrived:
+    return Arrived(Rank(rank), Row(rank), Round(number), steps, steps, picks, first_ns=5, busy_ns=5)
+
+
+def left(rank: int, number: int, *who: int) -> Left:
+    return Left(Rank(rank), Row(rank), Round(number), tuple(Rank(r) for r in who))
+
+
+def died(rank: int, cause: str = "signal 9 (SIGKILL)", **more: object) -> Died:
+    return Died(Rank(rank), Row(rank), cause, **more)  # type: ignore[arg-type]
+
+
+def finished(rank: int, digest: str = "same") -> Finished:
+    return Finished(Rank(rank), Row(rank), digest)
+
+
+def trained(play: Play) -> Play:
+    """Two ranks, four samples, one per step: up to the last commit."""
+    play.tell(ready(0), ready(1), attached(0), attached(1))
+    for number, steps in ((1, 0), (2, 1), (3, 1)):
+        picks = max(0, number - 1)
+        play.tell(*(arrived(r, number, steps, picks) for r in (0, 1)))
+        play.tell(*(left(r, number, 0, 1) for r in (0, 1)))
+    return play
+
+
+def kinds(actions: list[Action]) -> list[type[Action]]:
+    return [type(action) for action in actions if not isinstance(action, Note)]
+
+
+def test_the_way_of_a_run() -> None:
+    play = Play()
+    assert kinds(play.tell(ready(0))) == []
+    assert kinds(play.tell(ready(1))) == [BuildArena, Attach, Attach]
+    assert kinds(play.tell(attached(0))) == []
+    assert Grant in kinds(play.tell(attached(1)))
+    play = trained(Play())
+    assert kinds(play.said)[-1] is Evaluate
+    assert kinds(play.tell(Evaluated(Rank(0), Row(0), 0, 0.5))) == [Finish, Finish]
+    play.tell(finished(0), finished(1))
+    assert (play.end().status, play.end().exit_code) == ("ok", 0)
+    assert play.mind.value == 0.5
+    assert play.tell(Tick()) == []
+
+
+def test_ranks_that_differ_end_the_run() -> None:
+    play = Play()
+    play.tell(ready(0), ready(1, digest="other"))
+    assert play.end().exit_code == 2
+    assert "differ" in play.end().reason
+
+
+def test_a_user_error_ends_the_run_with_its_code() -> None:
+    play = Play()
+    play.tell(ready(0), died(1, "ValueError: no", user_error=True, exit_code=1))
+    assert play.end() == End("failed", 1, "rank 1 failed: ValueError: no")
+
+
+def test_a_script_that_never_trains_is_told_so() -> None:
+    play = Play()
+    play.tell(died(0, "exit 0"), died(1, "exit 0"))
+    assert play.end().exit_code == 2
+    assert "Trainer(...).run()" in play.end().reason
+
+
+def test_losing_everybody_is_a_loss_of_peers() -> None:
+    play = Play()
+    play.tell(ready(0), ready(1), attached(0), attached(1), died(0), died(1))
+    assert play.end().exit_code == 4
+
+
+def test_a_death_is_counted_once() -> None:
+    play = Play(3)
+    alerts = [a for a in play.tell(died(2), died(2)) if isinstance(a, Note) and a.alert]
+    assert len(alerts) == 1
+
+
+def test_what_a_dead_rank_still_says_is_stale() -> None:
+    play = Play()
+    play.tell(died(1))
+    notes = [a for a in play.tell(ready(1)) if isinstance(a, Note)]
+    assert [note.topic for note in notes] == ["stale"]
+
+
+@pytest.mark.parametrize("when", ["forming", "training", "evaluating"])
+def test_a_stop_lets_every_rank_copy_out_or_ends_before_there_is_anything(when: str) -> None:
+    play = Play()
+    if when == "evaluating":
+        trained(play)
+    elif when == "training":
+        play.tell(ready(0), ready(1), attached(0), attached(1))
+    out = play.tell(Stop(1, "SIGINT"))
+    if when == "forming":
+        assert play.end().status == "stopped"
+        return
+    if when == "training":  # rounds already issued are finished first
+        assert Finish not in kinds(out)
+        for number, steps in ((1, 0), (2, 1), (3, 1)):
+            picks = max(0, number - 1)
+            play.tell(*(arrived(r, number, steps, picks) for r in (0, 1)))
+            out = play.tell(*(left(r, number, 0, 1) for r in (0, 1)))
+    assert kinds(out)[-2:] == [Finish, Finish]
+    play.tell(finished(0), finished(1))
+    assert play.end().status == "stopped"
+
+
+def test_a_second_stop_ends_it_now() -> None:
+    play = trained(Play())
+    play.tell(Stop(2, "SIGINT"))
+    assert play.end().status == "stopped"
+
+
+def test_the_next_rank_scores_if_the_first_dies() -> None:
+    play = trained(Play())
+    (first,) = [a for a in play.said if isinstance(a, Evaluate)]
+    out = play.tell(died(first.rank))
+    assert [a.rank for a in out if isinstance(a, Evaluate)] == [1 - first.rank]
+
+
+def test_an_evaluation_that_raises_is_told_and_ends_well() -> None:
+    play = trained(Play())
+    out = play.tell(Evaluated(Rank(0), Row(0), 0, None, error="ValueError: x"))
+    assert any(isinstance(a, Note) and a.alert and "ValueError" in a.text for a in out)
+    play.tell(finished(0), finished(1))
+    assert play.end().status == "ok"
+
+
+def test_ranks_that_end_with_different_parameters_are_our_bug() -> None:
+    play = trained(Play())
+    play.tell(Evaluated(Rank(0), Row(0), 0, 1.0), finished(0, "a"), finished(1, "b"))
+    assert play.end().exit_code == 70
+    assert "different parameters" in play.end().reason
+
+
+def test_a_death_after_its_work_was_done_is_no_loss() -> None:
+    play = trained(Play())
+    play.tell(Evaluated(Rank(0), Row(0), 0, 1.0), finished(0), died(0), finished(1))
+    assert play.end().status == "ok"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        arrived(0, 9, 1, 1),
+        left(0, 9, 0),
+        Evaluated(Rank(0), Row(0), 0, 1.0),
+    ],
+)
+def test_reports_out_of_place_end_the_run_as_our_bug(event: Event) -> None:
+    for play in (Play(), trained(Play()) if not isinstance(event, Evaluated) else Play()):
+        play.tell(event)
+        assert play.end().exit_code == 70
+
+
+def test_fewer_picks_than_before_is_a_broken_peer() -> None:
+    play = Play()
+    play.tell(ready(0), ready(1), attached(0), attached(1))
+    play.tell(arrived(0, 1, 0, 0), arrived(1, 1, 0, 0), left(0, 1, 0, 1))
+    play.tell(arrived(0, 2, 1, 1), arrived(0, 3, 0, 0))
+    assert "fewer than before" in play.end().reason
+
+
+def test_contributors_must_be_the_same_for_ranks_and_coordinator() -> None:
+    play = Play()
+    play.tell(ready(0), ready(1), attached(0), attached(1))
+    play.tell(arrived(0, 1, 0, 0), arrived(1, 1, 0, 0), left(0, 1, 0))
+    assert "ranks saw contributors" in play.end().reason
+
+
+def test_whom_the_run_waits_for_has_a_name() -> None:
+    play = Play()
+    assert play.mind.awaited() == {}
+    play.tell(ready(0), ready(1), attached(0), attached(1), arrived(0, 1, 0, 0))
+    assert play.mind.awaited() == {1: "its arrival in round 1"}
+    trained(play := Play())
+    (scorer,) = [a.rank for a in play.said if isinstance(a, Evaluate)]
+    assert play.mind.awaited() == {scorer: "the evaluation"}
+    play.tell(Evaluated(Rank(0), Row(0), 0, 1.0), finished(0))
+    assert play.mind.awaited() == {1: "its state"}

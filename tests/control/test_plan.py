@@ -1,0 +1,61 @@
+"""Who wins when several ask, and what no plan may hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from flodl_shm.control.messages import Wishes
+from flodl_shm.control.plan import DEFAULTS, check, mass, merge, settle
+from flodl_shm.errors import BadConfig
+
+
+def test_flags_win_over_the_script_and_the_script_over_defaults() -> None:
+    plan = settle(Wishes(epochs=3), Wishes(epochs=9, seed=7), world_size=2, samples=1000)
+    assert (plan.epochs, plan.seed, plan.policy) == (3, 7, DEFAULTS.policy)
+    assert (plan.world_size, plan.samples) == (2, 1000)
+
+
+def test_merge_keeps_the_first_word() -> None:
+    said = merge(Wishes(seed=1), Wishes(seed=2, epochs=4))
+    assert said == {"seed": 1, "epochs": 4}
+
+
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        (Wishes(policy="fast"), "policy 'fast'"),
+        (Wishes(tail="cut"), "tail 'cut'"),
+        (Wishes(epochs=0), "epochs is 0"),
+        (Wishes(batch_size=-1), "batch_size is -1"),
+        (Wishes(anchor=0), "anchor is 0"),
+        (Wishes(max_anchor=0), "max_anchor is 0"),
+        (Wishes(seed=-3), "seed is -3"),
+        (Wishes(overhead_target=0.9), "overhead_target is 0.9"),
+        (Wishes(gamma=float("inf")), "gamma is inf"),
+        (Wishes(max_grad_norm=0.0), "max_grad_norm is 0"),
+        (Wishes(anchor=9, max_anchor=5), "anchor 9 is greater than max_anchor 5"),
+    ],
+)
+def test_a_value_that_cannot_hold_is_named(wishes: Wishes, words: str) -> None:
+    with pytest.raises(BadConfig, match=words):
+        check(wishes)
+
+
+def test_rules_hold_across_the_two_speakers() -> None:
+    with pytest.raises(BadConfig, match="anchor 9 is greater than max_anchor 5"):
+        settle(Wishes(anchor=9), Wishes(max_anchor=5), world_size=1, samples=100)
+
+
+def test_too_little_data_is_told_with_its_numbers() -> None:
+    with pytest.raises(BadConfig, match="the dataset is empty"):
+        settle(Wishes(), Wishes(), world_size=2, samples=0)
+    with pytest.raises(BadConfig, match="63 samples, fewer than 2 ranks x batch size 32 = 64"):
+        settle(Wishes(), Wishes(), world_size=2, samples=63)
+
+
+@pytest.mark.parametrize(
+    ("steps", "gamma", "want"),
+    [(0, 0.0, 0.0), (0, -1.0, 0.0), (5, 1.0, 5.0), (5, 0.0, 1.0), (4, -1.0, 0.25)],
+)
+def test_an_idle_rank_weighs_nothing_whatever_gamma(steps: int, gamma: float, want: float) -> None:
+    assert mass(steps, gamma) == want
