@@ -7,12 +7,8 @@ refusal answer at once.
 from __future__ import annotations
 
 import os
-import sys
-import tempfile
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
@@ -22,16 +18,13 @@ from flodl_shm.cli import dry_run as dry
 from flodl_shm.cli.devices import choose_devices
 from flodl_shm.cli.options import SectionedCommand, not_here
 from flodl_shm.cli.run_options import LATER_VALUES, OPTIONS
-from flodl_shm.cli.values import parse_batch_size, parse_milliseconds, parse_slow
+from flodl_shm.cli.values import parse_batch_size, parse_milliseconds, parse_slow, parse_whole
 from flodl_shm.control.messages import Wishes
 from flodl_shm.engine.config import RunConfig
 from flodl_shm.errors import BadConfig
 from flodl_shm.gpu.inventory import usable_cuda_devices
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-STDOUT, STDERR = 1, 2
+RENAMED = {"as_json": "json", "args": "script-args"}  # parameters named otherwise than written
 SOURCES = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment"}
 
 EPILOG = """Every option is also an environment variable, as FLODL_BATCH_SIZE; a flag wins over
@@ -61,11 +54,11 @@ def run(ctx: click.Context, /, **given: Any) -> int:
     """
     config = settle(given, _sources(ctx))
     if config.dry_run:
-        click.echo(_json(dry.as_object(config)) if given["as_json"] else dry.as_text(config))
+        click.echo(_json(dry.as_object(config)) if config.as_json else dry.as_text(config))
         return 0
-    if given["as_json"]:
-        return _launch_for_json(config)
-    return _launch(config)
+    from flodl_shm.engine.launch import launch
+
+    return launch(config)
 
 
 def settle(given: dict[str, Any], sources: dict[str, str]) -> RunConfig:
@@ -104,6 +97,8 @@ def settle(given: dict[str, Any], sources: dict[str, str]) -> RunConfig:
         quiet=given["quiet"],
         verbose=given["verbose"],
         dry_run=given["dry_run"],
+        as_json=given["as_json"],
+        threads=_threads(os.environ.get("OMP_NUM_THREADS")),
         sources=sources,
     )
 
@@ -141,42 +136,16 @@ def _sources(ctx: click.Context) -> dict[str, str]:
     told = {}
     for name in ctx.params:
         source = ctx.get_parameter_source(name)
-        told[name.replace("_", "-")] = SOURCES.get(source.name if source else "", "default")
+        written = RENAMED.get(name, name.replace("_", "-"))
+        told[written] = SOURCES.get(source.name if source else "", "default")
+    if os.environ.get("OMP_NUM_THREADS"):
+        told["threads"] = "OMP_NUM_THREADS"
     return told
 
 
-def _launch(config: RunConfig) -> int:
-    from flodl_shm.engine.launch import launch
-
-    return launch(config)
-
-
-def _launch_for_json(config: RunConfig) -> int:
-    """Launch, then print what the run wrote of itself; nothing if it did not come to that."""
-    with tempfile.TemporaryDirectory(prefix="flodl-") as folder:
-        path = config.summary or Path(folder, "summary.json")
-        with _stdout_kept_free():
-            code = _launch(replace(config, summary=path))
-        if path.is_file():
-            click.echo(path.read_text(encoding="utf-8"), nl=False)
-        return code
-
-
-@contextmanager
-def _stdout_kept_free() -> Iterator[None]:
-    """Send what is meant for people to stderr: stdout is for the one object.
-
-    By descriptor, since forked ranks inherit `sys.stdout` but are given descriptors of their own.
-    """
-    sys.stdout.flush()
-    kept = os.dup(STDOUT)
-    os.dup2(STDERR, STDOUT)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, STDOUT)
-        os.close(kept)
+def _threads(word: str | None) -> int | None:
+    """OMP_NUM_THREADS; of a list, one number per level of nesting, the first. Empty is not set."""
+    return parse_whole(word.split(",")[0], "OMP_NUM_THREADS") if word else None
 
 
 def _json(value: object) -> str:

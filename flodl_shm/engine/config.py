@@ -89,6 +89,8 @@ class RunConfig:
     quiet: bool = False
     verbose: int = 0
     dry_run: bool = False
+    as_json: bool = False  # the summary, and nothing else, on stdout
+    threads: int | None = None  # the user's OMP_NUM_THREADS; None: the cores are shared out
     sources: Mapping[str, str] = field(default_factory=dict)  # option -> where its value is from
 
     def __post_init__(self) -> None:
@@ -188,6 +190,8 @@ class RunConfig:
     def _check_limits(self) -> None:
         if self.backend != "shm":
             raise BadConfig(f"--backend {self.backend} is not available in this version")
+        if self.threads is not None and self.threads < 1:
+            raise BadConfig(f"OMP_NUM_THREADS is {self.threads}: at least 1")
         _seconds("dead_after", self.dead_after_s)
         _seconds("stall_timeout", self.stall_timeout_s)
         _seconds("grace", self.grace_s, zero=True)

@@ -122,7 +122,7 @@ class Host:
             row=row,
             world_size=config.ranks,
             device=config.devices[rank],
-            threads=threads_per_rank(usable_cores(), config.ranks),
+            threads=config.threads or threads_per_rank(usable_cores(), config.ranks),
             seed=config.wishes.seed,
             script=str(config.script) if config.script else None,
             script_args=config.script_args,
@@ -225,20 +225,30 @@ class Host:
         if self.arena is not None:
             arrived, steps, picks = self.arena.last_arrival(member.row)
         code = child.status.code if child.status else None
-        error = read_error(self.run_dir.error_file(child.rank)) if code else None
+        error = self._error_of(child)
         if error is not None:
             self.errors.append(error)
+        # Only what this package refuses has an exit code of ours; the script's sys.exit(3) is a
+        # failure of the script.
+        refused = error is not None and error.cause == "refused"
         return Died(
             rank=child.rank,
             row=child.row,
             cause=error.headline() if error else child.cause(),
-            user_error=bool(code),
-            exit_code=code if code in EXIT_CODES else 1,
+            user_error=bool(code) or error is not None,
+            exit_code=code if refused and code in EXIT_CODES else 1,
             arrived=Round(arrived),
             steps=steps,
             picks=picks,
             last_sign_at=self.last_sign(member),
         )
+
+    def _error_of(self, child: Child) -> ErrorReport | None:
+        """What the process wrote before it ended, or before we killed it for another's failure."""
+        if child.status is not None and child.status.code == 0:
+            return None
+        error = read_error(self.run_dir.error_file(child.rank))
+        return error if error is not None and error.pid == child.pid else None
 
     def last_sign(self, member: Member) -> Nanos:
         """When the rank last beat or was heard of."""

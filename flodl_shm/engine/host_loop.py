@@ -21,7 +21,6 @@ from flodl_shm.control.messages import (
     Finish,
     Grant,
     Kill,
-    Stop,
     Tick,
 )
 from flodl_shm.control.shutdown import StopLadder
@@ -31,7 +30,7 @@ from flodl_shm.ids import Nanos, Rank, Row
 
 if TYPE_CHECKING:
     from flodl_shm.control.coordinator import Coordinator
-    from flodl_shm.control.messages import Event
+    from flodl_shm.control.messages import Died, Event
     from flodl_shm.engine.host import Host
     from flodl_shm.engine.recorder import Recorder
     from flodl_shm.proc.signals import SignalPipe
@@ -51,7 +50,7 @@ class HostLoop:
         self.recorder, self.signals = recorder, signals
         self.end: End | None = None
         self.stopped_by = 0  # the first signal that asked for the end
-        self.user_failed = False  # in a rank, maybe after its work was done
+        self.failed: Died | None = None  # the first rank that failed, maybe after its work was done
         self._ladder = StopLadder()
         self._watch = Watch(host.config.dead_after_s, host.config.stall_timeout_s)
         self._grace_until: Nanos | None = None
@@ -78,7 +77,8 @@ class HostLoop:
             self._step(report, now)
         for death in self.host.deaths():
             self.recorder.exited(death)
-            self.user_failed = self.user_failed or death.user_error
+            if death.user_error:
+                self.failed = self.failed or death
             self._step(death, now)
         for fault in self.host.faults:
             self.recorder.say(fault)
@@ -160,7 +160,7 @@ class HostLoop:
 
     def _fail(self, error: FlodlError, now: Nanos) -> None:
         self.end = End(status="failed", exit_code=error.exit_code, reason=error.sentence())
-        self.recorder.action(self.end, now)
+        self.recorder.remark(self.end, now)
 
     # ---- the end ------------------------------------------------------------------------------
 
@@ -171,7 +171,10 @@ class HostLoop:
         deadline = Nanos(time.monotonic_ns() + int(limit_s * 1e9))
         while self.host.alive():
             now = Nanos(time.monotonic_ns())
-            if now >= deadline or self._ladder.pressed > 1:
+            if now >= deadline or self._ladder.pressed > 1 or self.failed is not None:
+                if graceful and now >= deadline:
+                    late = ", ".join(map(str, self.host.alive()))
+                    self.recorder.say(f"{limit_s:g} s after the end rank {late} still ran: killed")
                 self._kill_all(now)
                 return
             self._turn_late()

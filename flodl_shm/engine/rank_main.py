@@ -8,16 +8,17 @@ before it goes on its way to stderr and to the exit code.
 from __future__ import annotations
 
 import os
-import runpy
 import signal
 import socket
 import sys
+import threading
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from flodl_shm.engine import ticket as tickets
+from flodl_shm.engine.script import as_the_script_sees_it, run_script
 from flodl_shm.errors import FlodlError
 from flodl_shm.proc.error_file import write_error
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from flodl_shm.engine.rank_session import ShmSession
     from flodl_shm.engine.ticket import Ticket
     from flodl_shm.shm.control_block import ControlBlock
+
+LAST_S = 5.0  # of a failed rank's exit handlers; the others wait for the news that long
 
 
 def preload() -> None:
@@ -56,13 +59,18 @@ class RankEntry:
         Bridge(self.block, ticket.row, self.lifeline).start()
         try:
             _be(ticket, session)
-        except SystemExit:
-            raise
+        except SystemExit as stop:
+            if stop.code in (None, 0):
+                raise
+            # The text of sys.exit("text") is not printed here: see below.
+            _report(ticket, session, stop, cause="exit")
+            _fail(stop.code if isinstance(stop.code, int) else 1)
         except BaseException as error:
             # Not by way of stderr: the launcher shows the first cause last on the screen, and
             # what this rank says of it would stand there twice.
-            _report(ticket, session, error)
-            raise SystemExit(error.exit_code if isinstance(error, FlodlError) else 1) from None
+            refused = isinstance(error, FlodlError)
+            _report(ticket, session, error, cause="refused" if refused else "exception")
+            _fail(error.exit_code if isinstance(error, FlodlError) else 1)
 
 
 def _be(ticket: Ticket, session: ShmSession) -> None:
@@ -76,7 +84,7 @@ def _be(ticket: Ticket, session: ShmSession) -> None:
     if ticket.script is None:
         _run_workload(ticket)
     else:
-        _run_script(ticket)
+        run_script(ticket.script, ticket.script_args)
 
 
 def _run_workload(ticket: Ticket) -> None:
@@ -86,27 +94,31 @@ def _run_workload(ticket: Ticket) -> None:
     Trainer(**build(ticket.workload or "", **ticket.workload_options)).run()
 
 
-def _run_script(ticket: Ticket) -> None:
-    """As `python script.py args` does: argv, sys.path[0], __main__, __file__."""
-    script = str(ticket.script)
-    sys.argv = [script, *ticket.script_args]
-    sys.path[0] = str(Path(script).resolve().parent)
-    runpy.run_path(script, run_name="__main__")
+def _fail(code: int) -> NoReturn:
+    """End with `code`, soon: an exit handler may wait for ever for a process of the script."""
+    last = threading.Timer(LAST_S, os._exit, (code & 0xFF,))
+    last.daemon = True
+    last.start()
+    raise SystemExit(code) from None
 
 
-def _report(ticket: Ticket, session: ShmSession, error: BaseException) -> None:
+def _report(ticket: Ticket, session: ShmSession, error: BaseException, *, cause: str) -> None:
     """Write error file and log. Where neither can be written, stderr tells it."""
+    if ticket.script is not None:
+        error = as_the_script_sees_it(error, ticket.script)
+    why = write_error(
+        Path(ticket.error_file),
+        error,
+        rank=ticket.rank,
+        row=ticket.row,
+        cause=cause,
+        recent=list(session.link.recent),
+    )
     try:
-        write_error(
-            Path(ticket.error_file),
-            error,
-            rank=ticket.rank,
-            row=ticket.row,
-            cause="refused" if isinstance(error, FlodlError) else "exception",
-            recent=list(session.link.recent),
-        )
         with Path(ticket.stderr_log).open("a", encoding="utf-8", errors="backslashreplace") as log:
             traceback.print_exception(error, file=log)
-    except OSError as why:
+    except OSError as trouble:
+        why = why or str(trouble)
+    if why is not None:
         print(f"the error file could not be written: {why}", file=sys.stderr)
         traceback.print_exception(error)

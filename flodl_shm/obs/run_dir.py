@@ -101,8 +101,12 @@ class RunDir:
 
 def write_json(path: Path, value: object) -> None:
     """Write `value` for people to read, appearing whole. Raises HostUnfit with the path."""
-    body = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2)
-    write_whole(path, body + b"\n")
+    write_whole(path, as_json(value) + b"\n")
+
+
+def as_json(value: object) -> bytes:
+    """`value` for people to read; what JSON has no form for becomes its text."""
+    return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2)
 
 
 def write_whole(path: Path, body: bytes) -> None:

@@ -28,12 +28,10 @@ def plain(monkeypatch, tmp_path):
 @pytest.fixture
 def launched(monkeypatch):
     """Put a launcher in place that keeps the config; its `code` is what it returns."""
-    fake = SimpleNamespace(code=0, config=None, summary=None)
+    fake = SimpleNamespace(code=0, config=None)
 
     def launch(config):
         fake.config = config
-        if fake.summary is not None and config.summary is not None:
-            config.summary.write_text(fake.summary)
         return fake.code
 
     monkeypatch.setitem(sys.modules, "flodl_shm.engine.launch", SimpleNamespace(launch=launch))
@@ -222,18 +220,28 @@ def test_dry_run_for_programs(capsys):
     assert told["ranks"][1] == {"rank": 1, "device": "cpu", "slow": []}
 
 
-def test_json_prints_the_summary_of_the_run(launched, capsys):
-    launched.summary = '{"schema": 1}\n'
-    launched.code = 4
-    assert main_run(["--json"]) == 4
-    assert capsys.readouterr().out == '{"schema": 1}\n'
-    assert main_run(["--json", "--summary", "mine.json"]) == 4
-    assert Path("mine.json").read_text() == '{"schema": 1}\n'
-
-
-def test_json_prints_nothing_when_no_summary_came(launched, capsys):
+def test_json_is_a_setting_of_the_run(launched):
     assert main_run(["--json"]) == 0
-    assert capsys.readouterr().out == ""
+    assert launched.config.as_json
+    assert launched.config.sources["json"] == "flag"
+
+
+@pytest.mark.parametrize(("word", "threads"), [(None, None), ("", None), ("3", 3), ("4,2", 4)])
+def test_the_users_threads_are_kept(launched, monkeypatch, word, threads):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if word is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", word)
+    assert main_run([]) == 0
+    assert launched.config.threads == threads
+    assert launched.config.sources.get("threads") == ("OMP_NUM_THREADS" if word else None)
+
+
+@pytest.mark.parametrize("word", ["many", "0", "-2", ","])
+def test_threads_that_cannot_be(launched, monkeypatch, capsys, word):
+    monkeypatch.setenv("OMP_NUM_THREADS", word)
+    assert main_run([]) == 2
+    assert capsys.readouterr().err.startswith("error: OMP_NUM_THREADS ")
+    assert launched.config is None
 
 
 def test_help_lists_every_option_under_a_heading(capsys):
@@ -258,4 +266,4 @@ def test_every_option_of_run_is_read_by_settle():
     with run.make_context("run", []) as context:
         given = Watched(context.params)
     settle(given, {})
-    assert set(given) - read <= {"as_json"}
+    assert set(given) == read
