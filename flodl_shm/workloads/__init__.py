@@ -18,8 +18,12 @@ DEFAULT = "char-gpt"
 # name -> (module, function, what it is)
 _HOMES = {
     "char-gpt": ("char_gpt", "build", "a small GPT on Python's own documentation text"),
-    "digits-mlp": ("digits", "build_mlp", "a perceptron on scikit-learn's handwritten digits"),
+    "char-rnn": ("char_rnn", "build", "a GRU on the same text"),
+    "digits-logistic": ("digits", "build_logistic", "one linear layer on scikit-learn's digits"),
+    "digits-mlp": ("digits", "build_mlp", "a perceptron on the same digits"),
     "digits-lenet": ("digits", "build_lenet", "a BatchNorm conv net on the same digits"),
+    "digits-resnet": ("digits", "build_resnet", "a residual conv net on the same digits"),
+    "digits-ae": ("digits", "build_autoencoder", "an autoencoder of the same digits"),
     "paced": ("paced", "build", "a tiny real step, then a wait: a stand-in for a GPU"),
 }
 NAMES = tuple(_HOMES)

@@ -1,7 +1,8 @@
-"""Two classifiers on scikit-learn's 1,797 handwritten digits of 8 x 8 pixels.
+"""Four classifiers and an autoencoder on scikit-learn's 1,797 handwritten digits of 8 x 8 pixels.
 
-The split is fixed: every fifth digit is held out. `digits-mlp` is the quick one, `digits-lenet`
-the demanding one: its BatchNorm layers show whether buffers are averaged as they should be.
+The split is fixed: every fifth digit is held out. `digits-logistic` and `digits-mlp` are the quick
+ones; the BatchNorm layers of `digits-lenet` and `digits-resnet` show whether buffers are averaged
+as they should be; `digits-ae` has no labels and a real number for a score.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from flodl_shm.errors import BadConfig
+from flodl_shm.workloads import digits_models as models
 from flodl_shm.workloads import refuse_options
 from flodl_shm.workloads.modes import evaluating
 
@@ -45,29 +47,6 @@ def load() -> tuple[TensorDataset, TensorDataset]:
     )
 
 
-def make_mlp() -> nn.Module:
-    """64 pixels, 64 hidden, 10 classes."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-
-
-def make_lenet() -> nn.Module:
-    """Two convolutions with BatchNorm and pooling, then two linear layers."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1, bias=False),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1, bias=False),
-        nn.BatchNorm2d(32),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(128, 64),
-        nn.ReLU(),
-        nn.Linear(64, 10),
-    )
-
-
 def train_step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Mean cross entropy."""
     images, labels = batch
@@ -83,27 +62,67 @@ def accuracy(model: nn.Module, held_out: TensorDataset) -> float:
     return float(right.float().mean().item())
 
 
+def reconstruct(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Mean squared error between the image and what the model makes of it; labels unused."""
+    images, _ = batch
+    return F.mse_loss(model(images), images)
+
+
+def fidelity(model: nn.Module, held_out: TensorDataset) -> float:
+    """Minus the reconstruction loss over the held-out digits: higher is better."""
+    device = next(model.parameters()).device
+    images, labels = (tensor.to(device) for tensor in held_out.tensors)
+    with evaluating(model):
+        return -float(reconstruct(model, (images, labels)).item())
+
+
+def build_logistic(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a Trainer for digits-logistic."""
+    refuse_options("digits-logistic", options)
+    return _classifier(models.make_logistic, lr=0.1)
+
+
 def build_mlp(options: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a Trainer for digits-mlp."""
     refuse_options("digits-mlp", options)
-    return _arguments(make_mlp, lr=0.1)
+    return _classifier(models.make_mlp, lr=0.1)
 
 
 def build_lenet(options: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a Trainer for digits-lenet."""
     refuse_options("digits-lenet", options)
-    return _arguments(make_lenet, lr=0.02)
+    return _classifier(models.make_lenet, lr=0.02)
 
 
-def _arguments(model: Callable[[], nn.Module], *, lr: float) -> dict[str, Any]:
-    training, held_out = load()
-    return {
+def build_resnet(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a Trainer for digits-resnet."""
+    refuse_options("digits-resnet", options)
+    return _classifier(models.make_resnet, lr=0.05)
+
+
+def build_autoencoder(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a Trainer for digits-ae."""
+    refuse_options("digits-ae", options)
+    return _on_digits() | {
+        "model": models.make_autoencoder,
+        "optimizer": lambda params: torch.optim.Adam(params, lr=3e-3),
+        "train_step": reconstruct,
+        "eval_fn": fidelity,
+        "epochs": 24,
+    }
+
+
+def _classifier(model: Callable[[], nn.Module], *, lr: float) -> dict[str, Any]:
+    return _on_digits() | {
         "model": model,
         "optimizer": lambda params: torch.optim.SGD(params, lr=lr, momentum=0.9),
         "train_step": train_step,
-        "dataset": training,
         "eval_fn": accuracy,
-        "eval_dataset": held_out,
         "epochs": 12,
-        "batch_size": 32,
     }
+
+
+def _on_digits() -> dict[str, Any]:
+    """What all of them have in common."""
+    training, held_out = load()
+    return {"dataset": training, "eval_dataset": held_out, "batch_size": 32}

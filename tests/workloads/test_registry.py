@@ -34,7 +34,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
     assert "char-gpt" in caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["char-gpt", "digits-mlp", "digits-lenet", "paced"])
+@pytest.mark.parametrize("name", workloads.NAMES)
 def test_an_unknown_option_is_refused(name):
     with pytest.raises(BadConfig, match=f"{name} has no option 'depth'"):
         workloads.build(name, depth=3)
