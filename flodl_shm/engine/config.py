@@ -91,6 +91,7 @@ class RunConfig:
     dry_run: bool = False
     as_json: bool = False  # the summary, and nothing else, on stdout
     threads: int | None = None  # the user's OMP_NUM_THREADS; None: the cores are shared out
+    free_run_s: float = 0.0  # for benchmarks, no option: see train/free_run.py
     sources: Mapping[str, str] = field(default_factory=dict)  # option -> where its value is from
 
     def __post_init__(self) -> None:
@@ -195,6 +196,7 @@ class RunConfig:
         _seconds("dead_after", self.dead_after_s)
         _seconds("stall_timeout", self.stall_timeout_s)
         _seconds("grace", self.grace_s, zero=True)
+        _seconds("free_run", self.free_run_s, zero=True)
         if self.name is not None and not NAME.fullmatch(self.name):
             raise BadConfig(
                 f"--name {self.name!r} cannot be part of a directory's name",

@@ -132,6 +132,7 @@ class Host:
             error_file=str(self.run_dir.error_file(rank)),
             stderr_log=str(self.run_dir.rank(rank) / "stderr.log"),
             cwd=os.getcwd(),
+            free_run_s=config.free_run_s,
         )
 
     # ---- arena --------------------------------------------------------------------------------

@@ -77,6 +77,7 @@ class ShmSession:
         self.world_size = ticket.world_size
         self.device = ticket.device
         self.seed = ticket.seed
+        self.free_run_s = ticket.free_run_s
         self.slow = tuple(SlowDown(factor, epoch) for factor, epoch in ticket.slow)
         self.link = ShmLink(block, ticket.row)
         self._block = block

@@ -27,6 +27,7 @@ class Ticket(msgspec.Struct, frozen=True):
     error_file: str
     stderr_log: str  # where a traceback goes besides the error file
     cwd: str
+    free_run_s: float = 0.0
 
 
 _decoder = msgspec.msgpack.Decoder(Ticket)

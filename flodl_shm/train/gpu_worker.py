@@ -33,9 +33,11 @@ from flodl_shm.control.messages import (
 from flodl_shm.control.plan import DEFAULTS, mass
 from flodl_shm.errors import BadConfig, WeBroke
 from flodl_shm.ids import Nanos
+from flodl_shm.train import free_run
 from flodl_shm.train.data.permutation import permutation
 from flodl_shm.train.data.sampler import PickQueue
 from flodl_shm.train.data.source import as_source
+from flodl_shm.train.lone_meeting import LoneMeeting
 from flodl_shm.train.lr import LearningRate
 from flodl_shm.train.pacing import Pacer
 from flodl_shm.train.replica import Replica
@@ -132,19 +134,27 @@ class GpuWorker:
         self._meeting, slot = session.attach(order)
         if slot is not None:
             self._replica.bind(slot)
-        self._runner = self._make_runner(plan)
+        self._runner = self._make_runner(self._job, self._model, self._meeting)
+        rate = self._free_picks_per_s() if session.free_run_s > 0 else 0.0
         seed_everything(plan.seed + session.rank)
-        session.link.send(Attached(rank=session.rank, row=session.row))
+        session.link.send(Attached(rank=session.rank, row=session.row, free_picks_per_s=rate))
 
-    def _make_runner(self, plan: Settled) -> WindowRunner:
-        job, session = self._job, self._session
-        optimizer = job.build_optimizer(self._model)
+    def _free_picks_per_s(self) -> float:
+        """This rank's rate alone, on copies. Random numbers it draws are seeded away after it."""
+        job, plan = free_run.throwaway(self._job), self._plan
+        runner = self._make_runner(job, job.build_model(self._device), LoneMeeting())
+        order = permutation(plan.samples, seed=plan.seed, epoch=0)
+        return free_run.free_picks_per_s(runner, order, self._session.free_run_s)
+
+    def _make_runner(self, job: Job, model: nn.Module, meeting: Meeting) -> WindowRunner:
+        session, plan = self._session, self._plan
+        optimizer = job.build_optimizer(model)
         return WindowRunner(
             rank=session.rank,
             batch_size=plan.batch_size,
             source=self._source,
             stepper=Stepper(
-                self._model,
+                model,
                 optimizer,
                 job.train_step,
                 max_grad_norm=plan.max_grad_norm,
@@ -152,7 +162,7 @@ class GpuWorker:
             ),
             rate=LearningRate(optimizer, job.scheduler, session.world_size),
             pacer=self._make_pacer(plan.seed),
-            meeting=self._meeting,
+            meeting=meeting,
             device=self._device,
             clock=self._clock,
             sleep=self._sleep,

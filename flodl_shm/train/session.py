@@ -84,6 +84,10 @@ class Session(Protocol):
         """Artificial slowness of this rank; empty: none."""
 
     @property
+    def free_run_s(self) -> float:
+        """How long to measure this rank's own rate before the training; 0: not at all."""
+
+    @property
     def link(self) -> Link: ...
 
     def attach(self, order: Attach) -> tuple[Meeting, Tensor | None]:

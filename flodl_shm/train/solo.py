@@ -25,16 +25,16 @@ from flodl_shm.control.messages import (
     Wishes,
 )
 from flodl_shm.errors import BadConfig, FlodlError, HostUnfit, PeersLost, RankFailed, WeBroke
-from flodl_shm.ids import Nanos, Rank, Round, Row
+from flodl_shm.ids import Nanos, Rank, Row
 from flodl_shm.train.gpu_worker import GpuWorker
-from flodl_shm.train.reduce import Outcome
+from flodl_shm.train.lone_meeting import LoneMeeting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch import Tensor
 
-    from flodl_shm.control.messages import Event, Order, Report, Seat
+    from flodl_shm.control.messages import Event, Order, Report
     from flodl_shm.train.job import Job
     from flodl_shm.train.session import Meeting, SlowDown
     from flodl_shm.train.state import TrainedState
@@ -86,43 +86,6 @@ class LocalLink:
                     pass  # for a journal or a launcher; here are neither
 
 
-class LoneMeeting:
-    """Rounds of one: whoever arrives is the consensus."""
-
-    def __init__(self) -> None:
-        self._arrival = (Round(0), 0, 0.0)
-
-    def arrive(
-        self, number: Round, roster: Sequence[Seat], /, *, steps: int, mass: float, picks: int
-    ) -> None:
-        """Remember what `complete` will say."""
-        self._arrival = (number, steps, mass)
-
-    def complete(self) -> Outcome:
-        """The mean over one is the one."""
-        number, steps, mass = self._arrival
-        return Outcome(
-            round=number,
-            contributors=(Rank(0),),
-            steps=steps,
-            mass=mass,
-            divergence=0.0,
-            barrier_ns=0,
-            reduce_ns=0,
-        )
-
-    def alive(self, row: Row) -> bool:
-        """There is only this rank."""
-        return True
-
-    def publish_step(self, number: Round, done: int, now: Nanos, pace_ns: int) -> None:
-        """Nobody reads it."""
-
-    def pace_of(self, row: Row) -> tuple[Round, int, Nanos, int]:
-        """Nothing is published."""
-        return Round(0), 0, Nanos(0), 0
-
-
 class LoneSession:
     """The only rank of a run without a launcher."""
 
@@ -131,6 +94,7 @@ class LoneSession:
     world_size = 1
     seed: int | None = None
     slow: tuple[SlowDown, ...] = ()
+    free_run_s = 0.0
 
     def __init__(self, device: str) -> None:
         self.device = device

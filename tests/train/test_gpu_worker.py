@@ -108,6 +108,7 @@ class Session:
 
     rank, row, world_size, device = Rank(1), Row(1), 2, "cpu"
     slow: tuple[SlowDown, ...] = ()
+    free_run_s = 0.0
 
     def __init__(self, *orders, seed=None, floats=0) -> None:
         self.seed = seed
