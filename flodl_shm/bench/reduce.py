@@ -21,7 +21,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -108,7 +108,7 @@ class Stage:
         self.cells_memory.close()
 
 
-def run_case(case: Case) -> dict[str, int | float]:
+def run_case(case: Case) -> dict[str, Any]:
     """Measure one case in fresh processes. Raises HostUnfit when a rank fails or hangs."""
     stage = Stage(case)
     try:
@@ -194,7 +194,7 @@ def _variants(stage: Stage, rank: int) -> tuple[Callable[[int], object], ...]:
     return arena, lambda rep: dist.all_reduce(message), lambda rep: copied.copy_(message)
 
 
-def _row(stage: Stage) -> dict[str, int | float]:
+def _row(stage: Stage) -> dict[str, Any]:
     case, times = stage.case, stage.times
     slowest = [
         [

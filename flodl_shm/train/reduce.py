@@ -99,8 +99,12 @@ class Reducer:
         self._slot = slot
         self._base = arena.map.row(seat_row)
         self._hook = hook
-        param_blocks = arena.map.grid.first_buffer_block
-        self._sampler = Sampler(sample, param_blocks) if sample and param_blocks else None
+        grid = arena.map.grid
+        self._sampler = (
+            Sampler(sample, param_blocks=grid.first_buffer_block, block_floats=grid.block_floats)
+            if sample and grid.first_buffer_block
+            else None
+        )
         self._roster: _Roster | None = None
         self._worker: ShardWorker | None = None
         self._number = Round(0)  # of the round arrived in and not yet completed; 0: none

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from flodl_shm.shm.fence import fence
-from flodl_shm.train.divergence import Sampler, ShardSums
+from flodl_shm.train.divergence import Sample, Sampler, ShardSums
 from flodl_shm.train.kernels import Mean, Mix, mean_of, views_of
 from flodl_shm.wire.layout import CLOSED, DONE, TAG, VALID
 
@@ -56,7 +56,7 @@ class Task:
     block: int  # of the grid
     in_params: bool
     sources: Any  # as the kernel wants them
-    views: Sequence[torch.Tensor]  # one per source
+    sample: Sample | None  # what the divergence looks at, if the block's turn comes
     redo: torch.Tensor | None  # None: one source, copied as it is
     result: np.ndarray  # what the targets receive
     targets: tuple[np.ndarray, ...]
@@ -76,7 +76,8 @@ class ShardWorker:
         self._worker = worker
         self._sampler = sampler
         self._hook = hook
-        self._scratch = torch.empty(arena.map.grid.block_floats, dtype=torch.float32, device="cpu")
+        piece = sampler.piece if sampler is not None else 0
+        self._scratch = torch.empty(piece, dtype=torch.float32, device="cpu")
         self._plans: dict[object, list[Task | None]] = {}
 
     def work(self, assembly: Assembly, owner: Seat, targets: Sequence[Slot]) -> None:
@@ -137,7 +138,7 @@ class ShardWorker:
             if redo is not None:
                 (param_mean if task.in_params else buffer_mean)(task.sources, redo)
                 if sums is not None and self._sampler.takes(task.block, number):  # type: ignore[union-attr]
-                    sums.add(task.views, redo, self._scratch[: redo.numel()])
+                    sums.add(task.sample)  # type: ignore[arg-type]
             if hook is not None:
                 hook("computed", worker, shard, index, task)
             q[valid_at] = tag + index + 1
@@ -234,13 +235,17 @@ class ShardWorker:
         in_params = block < grid.first_buffer_block
         mix = assembly.params if in_params else assembly.buffers
         views = [arena.slot(slot)[low:high] for slot in mix.slots]
-        redo = self._redo(mix, owner, low, high) if mix.is_mean else None
+        redo = sample = None
+        if mix.is_mean:
+            redo = self._redo(mix, owner, low, high)
+            if in_params and self._sampler is not None:
+                sample = Sample(views, redo, self._scratch)
         source = None if mix.is_mean else mix.slots[0]
         return Task(
             block=block,
             in_params=in_params,
             sources=views_of(arena, mix.slots, low, high),
-            views=views,
+            sample=sample,
             redo=redo,
             result=(views[0] if redo is None else redo).numpy(),
             targets=tuple(arena.slot(s)[low:high].numpy() for s in targets if s != source),

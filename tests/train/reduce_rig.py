@@ -220,11 +220,13 @@ class Rig:
         if number == 1 or len(movers) < 2:
             return 0.0
         param_blocks = self.grid.first_buffer_block
-        stride = min(self.sample, param_blocks)
+        stride = max(1, min(self.sample, param_blocks // 4))
         looked = [b for b in range(param_blocks) if (b + number) % stride == 0]
         if not looked:  # a model without parameters
             return 0.0
-        index = np.concatenate([np.arange(*self.grid.bounds(b)) for b in looked])
+        piece = max(self.grid.block_floats * stride // self.sample, 1024)
+        bounds = [self.grid.bounds(block) for block in looked]
+        index = np.concatenate([np.arange(low, min(high, low + piece)) for low, high in bounds])
         looked_at = mean[index]
         off = max(square(self.contribution(rank, number)[index] - looked_at) for rank in movers)
         return math.sqrt(off / square(looked_at))

@@ -105,6 +105,7 @@ def test_without_any_mass_everybody_keeps_what_they_have(rig_of):
 @pytest.mark.procs
 def test_divergence_can_be_off_or_on_every_block(rig_of):
     run(rig_of(3, sample=1))
+    run(rig_of(2, sample=64))  # more than there are blocks: a piece of one each round
     rig = rig_of(2, sample=0)
     rig.divergence = lambda number, who, mean: 0.0
     run(rig)
