@@ -147,19 +147,23 @@ class Launches:
         files: dict[str, str] | None = None,
         env: dict[str, str] | None = None,
         fresh: bool = False,
+        plain: bool = False,
     ) -> Future[Ended]:
-        """Run WORDS beside `files` and the neighbour `base.py`.
+        """Run WORDS beside `files`, each of which has base.py as a neighbour.
 
         `fresh`: by `python -m flodl_shm.run` to the letter; else as preloaded.py says.
+        `plain`: not by us at all, but as `python WORDS`.
         """
         place = self._root / name
         place.mkdir()
         for file, text in {"base.py": BASE, **(files or {})}.items():
             (place / file).parent.mkdir(exist_ok=True)
             (place / file).write_text(text)
+            (place / file).with_name("base.py").write_text(BASE)
         env = self.environment(place) | (env or {})
-        if fresh:
-            command = (sys.executable, "-m", "flodl_shm.run", *words)
+        if fresh or plain:
+            program = () if plain else ("-m", "flodl_shm.run")
+            command = (sys.executable, *program, *words)
             return self._pool.submit(run_command, place, command, env)
         return self._pool.submit(self._run, place, words, env)
 
