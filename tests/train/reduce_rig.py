@@ -87,7 +87,7 @@ class Hold(Faults):
     then_die: bool = False
 
     def __call__(self, point, worker, shard, block, task):
-        if self.round == self.at_round and point == self.point:
+        if point == self.point and self.round == self.at_round:
             end = time.monotonic() + OUT_S
             while not self.until():
                 if time.monotonic() > end:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from flodl_shm.control.messages import Seat
 from flodl_shm.shm.arena import REDUCING
 from flodl_shm.train.reduce import Reducer
 
@@ -166,6 +167,39 @@ def test_a_joiner_finishes_the_shards_of_the_dead(rigs, point):
     wrong += inject(last, {0: Die(point, 0, 1), 1: Die(point, 1, 2)})
     wrong += inject(lowest, {1: Die("mid copy", 1, 1), 0: Die(point, 1, 2)})
     assert not wrong
+
+
+class SlotReused(Rig):
+    """Rank 1 dies in round 2; rank 2 takes over its slot, joins in round 3, contributes in 4."""
+
+    def roster(self, number):
+        if number <= 2:
+            second = Seat(1, self.rows[1], 1)
+        else:
+            second = Seat(2, self.rows[2], 1, joiner=number == 3)
+        return (Seat(0, self.rows[0], 0), second)
+
+    def steps(self, rank, number):
+        return 0 if rank == 2 and number <= 3 else self.steps_of(rank, number)
+
+    def run_rank(self, rank, faults, reducer_type):
+        if rank == 2:  # the slot is free once the last round that used it has closed
+            faults.round = 0
+            Hold("start", lambda: self.arena.last_arrival(self.rows[0])[0] >= 3, at_round=0)(
+                "start", 2, 2, 0, None
+            )
+        super().run_rank(rank, faults, reducer_type)
+
+
+@pytest.mark.parametrize("point", BLOCK_POINTS)
+def test_a_slot_and_its_half_worked_shard_pass_to_a_new_incarnation(point):
+    rig = SlotReused(3, slots=(0, 1, 1))
+    try:
+        report = rig.trial({1: Die(point, 1, 1)})
+    finally:
+        rig.close()
+    assert (report.bad, report.dead) == ([], [1])
+    assert report.contributors == {1: (0, 1), 2: (0, 1), 3: (0,), 4: (0, 2)}
 
 
 # ---- kills that nobody aimed ---------------------------------------------------------------------
