@@ -6,7 +6,8 @@ prove nothing.
 
 from __future__ import annotations
 
-from reduce_rig import ROUNDS, Dawdle, Die, Faults, Kill
+from reduce_faults import Dawdle, Die, Faults, Kill
+from reduce_rig import ROUNDS
 
 from flodl_shm.shm.arena import HELPING
 from flodl_shm.train.reduce import Reducer

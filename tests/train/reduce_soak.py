@@ -12,8 +12,9 @@ import sys
 import time
 from collections import Counter
 
+from reduce_faults import Die
 from reduce_plans import BLOCK_POINTS, MEETING, fuzz_faults, random_kills
-from reduce_rig import ROUNDS, Die, Rig
+from reduce_rig import ROUNDS, Rig
 
 SHAPES = (
     {"ranks": 2},

@@ -18,6 +18,7 @@ from flodl_shm.train.reduce import Reducer
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode puts no test folder there
 
+from reduce_faults import Die, Hold
 from reduce_plans import (
     BLOCK_POINTS,
     MEETING,
@@ -28,7 +29,7 @@ from reduce_plans import (
     fuzz_faults,
     random_kills,
 )
-from reduce_rig import Die, Hold, Rig
+from reduce_rig import Rig
 
 pytestmark = pytest.mark.procs
 
