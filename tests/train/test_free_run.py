@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from flodl_shm.control.messages import Attach, Attached, Finish, Finished, Grant, Seat, Settled
+from flodl_shm.control.messages import Attach, Attached, Finish, Finished, Grant, Seat, Wishes
+from flodl_shm.control.plan import settle
 from flodl_shm.ids import Rank, Round, Row, Slot
 from flodl_shm.train import free_run
 from flodl_shm.train.data.source import as_source
@@ -23,18 +24,8 @@ from flodl_shm.train.window import WindowRunner
 
 MS = 1_000_000
 SAMPLES, BATCH = 10, 3
-PLAN = Settled(
-    policy="sync",
-    world_size=1,
-    epochs=1,
-    batch_size=BATCH,
-    seed=5,
-    tail="drop",
-    samples=SAMPLES,
-    anchor=1,
-    max_anchor=1,
-    overhead_target=0.05,
-    gamma=1.0,
+PLAN = settle(
+    Wishes(policy="sync", batch_size=BATCH, seed=5), Wishes(), world_size=1, samples=SAMPLES
 )
 
 
