@@ -133,13 +133,14 @@ class Coordinator:
         self._say("death", f"{told}; {back} picks go back to the pool", alert=True)
 
     def _score(self, report: Evaluated) -> None:
-        if self.phase != "evaluating":
-            raise PeerBroke(f"rank {report.rank} evaluated without being asked")
         if report.error:
             text = f"evaluation on rank {report.rank} raised: {report.error}"
             self._say("evaluation", text, alert=True)
-        self.value = report.value
-        self._finish("ok", "all epochs done")
+        if self.phase == "evaluating":
+            self.value = report.value
+            self._finish("ok", "all epochs done")
+        elif self.phase != "training":
+            raise PeerBroke(f"rank {report.rank} evaluated without being asked")
 
     # ---- the one policy function --------------------------------------------------------------
 

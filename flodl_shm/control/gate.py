@@ -27,7 +27,7 @@ class Gate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a gate looks at, in batches."""
+    """What a gate looks at, in picks."""
 
     unsettled: int  # rounds issued whose contributors are not certain
     newest_exact: bool  # the newest of them has exact counts: the epoch may end with it
@@ -44,7 +44,7 @@ def sync(view: View) -> tuple[Gate, str]:
     if view.unsettled >= SYNC_DEPTH:
         return Gate.HOLD, f"{view.unsettled} rounds are under way"
     if view.undealt:
-        return Gate.EXACT, f"{view.undealt} batches undealt"
+        return Gate.EXACT, f"{view.undealt} picks undealt"
     return _epoch_edge(view)
 
 
@@ -52,7 +52,7 @@ def cadence(view: View) -> tuple[Gate, str]:
     """Elastic windows: one under way and, where the epoch allows it, one issued on top."""
     if view.unsettled == 0:
         if view.undealt + view.unused:
-            return Gate.EXACT, f"{view.undealt + view.unused} batches undone, none in flight"
+            return Gate.EXACT, f"{view.undealt + view.unused} picks undone, none in flight"
         return _epoch_edge(view)
     if view.unsettled > 1:
         return Gate.HOLD, f"{view.unsettled} rounds are under way"
@@ -61,8 +61,8 @@ def cadence(view: View) -> tuple[Gate, str]:
     if view.newest_exact:
         return Gate.HOLD, "the window under way may end the epoch"
     if view.undealt - view.early_need < 2 * view.window:
-        return Gate.HOLD, f"{view.undealt} undealt batches are too few to deal ahead"
-    return Gate.EARLY, f"{view.undealt} batches undealt, {view.early_need} needed ahead"
+        return Gate.HOLD, f"{view.undealt} undealt picks are too few to deal ahead"
+    return Gate.EARLY, f"{view.undealt} picks undealt, {view.early_need} needed ahead"
 
 
 def _epoch_edge(view: View) -> tuple[Gate, str]:
@@ -70,7 +70,7 @@ def _epoch_edge(view: View) -> tuple[Gate, str]:
     if view.unsettled:
         return Gate.HOLD, "the epoch's last picks are in flight"
     if view.unused:
-        return Gate.HOLD, f"{view.unused} batches are still held"
+        return Gate.HOLD, f"{view.unused} picks are still held"
     if view.epochs_left:
         return Gate.NEXT_EPOCH, "every pick of the epoch is in a settled round"
     return Gate.HOLD, "no epoch is left"

@@ -13,7 +13,7 @@ from flodl_shm.control.messages import Settled, Wishes
 from flodl_shm.errors import BadConfig
 
 POLICIES = ("sync", "cadence")
-TAILS = ("drop",)
+TAILS = ("drop", "keep")
 
 DEFAULTS = Wishes(
     policy="cadence",
@@ -25,7 +25,10 @@ DEFAULTS = Wishes(
     max_anchor=1000,
     overhead_target=0.05,
     gamma=1.0,
+    augment=1,
+    eval_every=0,
 )
+RATIO_SLACK = 1e-3  # of the sum of ratios: 0.33 three times is meant as thirds
 
 
 def merge(*by_authority: Wishes) -> dict[str, object]:
@@ -48,10 +51,17 @@ def check(wishes: Wishes) -> None:
         )
     if wishes.tail is not None and wishes.tail not in TAILS:
         raise BadConfig(f"tail {wishes.tail!r} is not one of {', '.join(TAILS)}")
-    for name in ("epochs", "batch_size", "anchor", "max_anchor"):
+    for name in ("epochs", "anchor", "max_anchor", "augment"):
         value = getattr(wishes, name)
         if value is not None and value < 1:
             raise BadConfig(f"{name} is {value}", hint="it must be at least 1")
+    for size in _sizes(wishes.batch_size):
+        if size < 1:
+            raise BadConfig(f"batch_size is {size}", hint="it must be at least 1")
+    for name in ("max_batch_diff", "eval_every"):
+        value = getattr(wishes, name)
+        if value is not None and value < 0:
+            raise BadConfig(f"{name} is {value}", hint="it must not be negative")
     if wishes.seed is not None and wishes.seed < 0:
         raise BadConfig(f"seed is {wishes.seed}", hint="it must not be negative")
     target = wishes.overhead_target
@@ -72,18 +82,85 @@ def settle(flags: Wishes, script: Wishes, *, world_size: int, samples: int) -> S
     check(flags)
     check(script)
     said = merge(flags, script, DEFAULTS)
-    merged = Wishes(**said)  # type: ignore[arg-type]
-    check(merged)
-    plan = Settled(world_size=world_size, samples=samples, **said)  # type: ignore[arg-type]
-    if samples == 0:
-        raise BadConfig("the dataset is empty", hint="give it at least one batch for each rank")
-    if samples < world_size * plan.batch_size:
-        raise BadConfig(
-            f"the dataset has {samples} samples, fewer than {world_size} ranks x batch size "
-            f"{plan.batch_size} = {world_size * plan.batch_size}",
-            hint="use a smaller --batch-size or fewer --ranks",
-        )
+    check(Wishes(**said))  # type: ignore[arg-type]
+    sizes = _sizes(said.pop("batch_size"))  # type: ignore[arg-type]
+    plan = Settled(
+        world_size=world_size,
+        samples=samples,
+        batch_sizes=sizes * world_size if len(sizes) == 1 else sizes,
+        **said,  # type: ignore[arg-type]
+    )
+    _check_ranks(plan)
+    _check_data(plan)
     return plan
+
+
+def check_ranks(wishes: Wishes, world_size: int) -> None:
+    """Refuse what names ranks that are not there. Raises BadConfig."""
+    sizes = _sizes(wishes.batch_size)
+    if len(sizes) > 1 and len(sizes) != world_size:
+        raise BadConfig(
+            f"{len(sizes)} batch sizes are given for {world_size} ranks",
+            hint="give one for all, or one for each rank",
+        )
+    ratios = wishes.partition_ratios
+    if ratios is not None:
+        _check_ratios(ratios, world_size)
+    if wishes.speed_hint is not None:
+        rank, times = wishes.speed_hint
+        if not 0 <= rank < world_size:
+            raise BadConfig(f"the speed hint names rank {rank} of {world_size} ranks")
+        if not (math.isfinite(times) and times >= 1):
+            raise BadConfig(
+                f"the speed hint {rank}:{times:g} says the others are {times:g} times as fast",
+                hint="name the slowest rank and a factor of at least 1",
+            )
+
+
+def _check_ratios(ratios: tuple[float, ...], world_size: int) -> None:
+    if len(ratios) != world_size:
+        raise BadConfig(f"{len(ratios)} partition ratios are given for {world_size} ranks")
+    if not all(math.isfinite(ratio) and ratio > 0 for ratio in ratios):
+        raise BadConfig(f"partition ratios {ratios} are not all greater than 0")
+    total = sum(ratios)
+    if abs(total - 1) > RATIO_SLACK:
+        raise BadConfig(
+            f"partition ratios {', '.join(f'{r:g}' for r in ratios)} sum to {total:g}",
+            hint="they must sum to 1",
+        )
+
+
+def _check_ranks(plan: Settled) -> None:
+    check_ranks(
+        Wishes(
+            batch_size=plan.batch_sizes,
+            partition_ratios=plan.partition_ratios or None,
+            speed_hint=plan.speed_hint,
+        ),
+        plan.world_size,
+    )
+
+
+def _check_data(plan: Settled) -> None:
+    if plan.samples == 0:
+        raise BadConfig("the dataset is empty", hint="give it at least one batch for each rank")
+    need = sum(plan.batch_sizes)
+    if plan.picks >= need:
+        return
+    sizes = " + ".join(str(size) for size in plan.batch_sizes)
+    if len(set(plan.batch_sizes)) == 1:
+        sizes = f"{plan.world_size} ranks x batch size {plan.batch_sizes[0]}"
+    raise BadConfig(
+        f"the dataset has {plan.picks} samples, fewer than {sizes} = {need}",
+        hint="use a smaller --batch-size or fewer --ranks",
+    )
+
+
+def _sizes(given: int | tuple[int, ...] | None) -> tuple[int, ...]:
+    """Batch sizes as they were given: none, one for all, or one for each rank."""
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, int) else tuple(given)
 
 
 def mass(steps: int, gamma: float) -> float:

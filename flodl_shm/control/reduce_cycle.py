@@ -13,14 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from flodl_shm.control import gate, plan, window_plan
+from flodl_shm.control.balance import Balance
 from flodl_shm.control.convergence import TrendGuard
-from flodl_shm.control.el_che import ElChe, ElCheConfig, Reading
 from flodl_shm.control.gate import Gate
 from flodl_shm.control.messages import (
     Action,
     Arrived,
     Committed,
     Died,
+    Evaluate,
     Grant,
     Issued,
     Left,
@@ -30,7 +31,7 @@ from flodl_shm.control.messages import (
 )
 from flodl_shm.control.schedule import Epoch, Schedule
 from flodl_shm.control.window_ledger import Window, WindowLedger
-from flodl_shm.control.window_plan import WindowPlan
+from flodl_shm.control.window_plan import Belief, WindowPlan
 from flodl_shm.errors import PeerBroke, WeBroke
 from flodl_shm.ids import Rank, Row, Slot
 
@@ -45,8 +46,7 @@ class ReduceCycle:
         self.plan = settled
         self.schedule = Schedule(settled)
         self._windows = WindowLedger()
-        self._el_che = ElChe(_balance(settled))
-        self._el_che.cap(self.schedule.batches_per_epoch)
+        self._balance = Balance(settled)
         self._guard = TrendGuard()
         self._consumed: dict[Row, int] = {}
         self._sync_ns = 0  # of the newest commit; fed to the balancer once
@@ -78,7 +78,7 @@ class ReduceCycle:
         window = self._windows.get(death.arrived)
         if window is not None and death.rank in window.awaited(living):
             self.arrive(_arrival_of(death))
-        self._el_che.drop(death.rank)
+        self._balance.drop(death.rank)
         return sum(epoch.pool.forfeit(death.rank) for epoch in self.schedule.epochs.values())
 
     # ---- what can be asked --------------------------------------------------------------------
@@ -98,7 +98,7 @@ class ReduceCycle:
 
     def fastest(self, living: Living) -> Rank:
         """The rank whose batches cost least; the lowest while that is unknown."""
-        return min(living, key=lambda rank: (self._el_che.cost_ns(rank) or 0, rank))
+        return self._balance.fastest(living)
 
     # ---- settle and commit ----------------------------------------------------------------------
 
@@ -115,13 +115,8 @@ class ReduceCycle:
 
     def _settle(self, window: Window, living: Living) -> Iterator[Action]:
         window.settled = True
-        readings = {
-            rank: _reading(report)
-            for rank, report in window.arrived.items()
-            if rank in living and report.rest_ns + report.first_ns
-        }
-        if readings:
-            reason = self._el_che.report(readings, sync_ns=self._sync_ns, living=living)
+        reason = self._balance.report(window.arrived, sync_ns=self._sync_ns, living=living)
+        if reason:
             self._sync_ns = 0
             yield Note(topic="balance", text=reason)
 
@@ -163,7 +158,7 @@ class ReduceCycle:
         steps = [report.steps for report in window.arrived.values()]
         if any(steps):
             verdict, reason = self._guard.report(divergence, k_used=sum(steps), k_max=max(steps))
-            yield Note(topic="guard", text=f"{reason}; {self._el_che.judge(verdict)}")
+            yield Note(topic="guard", text=f"{reason}; {self._balance.judge(verdict)}")
 
     # ---- issue ----------------------------------------------------------------------------------
 
@@ -183,6 +178,7 @@ class ReduceCycle:
                 yield Note(topic="gate", text=reason)
                 return
             if verdict is Gate.NEXT_EPOCH:
+                yield from self._evaluation(living)
                 self._open_epoch(living)
                 continue
             epoch = self._epoch()
@@ -194,62 +190,74 @@ class ReduceCycle:
                 planned = self._deal(epoch, living)
             yield from self._issue(epoch, planned, living)
 
+    def _evaluation(self, living: Living) -> Iterator[Action]:
+        """Have the epoch's consensus scored: the order is read between its last round and the
+        next window, when the replica holds just that."""
+        every, epoch = self.plan.eval_every, self._epoch().number
+        if every and (epoch + 1) % every == 0:
+            yield Evaluate(rank=self.fastest(living), epoch=epoch)
+
     def _view(self, living: Living) -> gate.View:
-        pool, size = self._epoch().pool, self.plan.batch_size
+        pool = self._epoch().pool
         flying = self._windows.unsettled()
-        counts = self._el_che.counts(living)
+        belief = self._belief(living)
+        ahead = self._needs_ahead(belief) if len(flying) == 1 else {}
         return gate.View(
             unsettled=len(flying),
             newest_exact=bool(flying) and flying[-1].exact,
-            undealt=pool.undealt // size,
-            unused=sum(pool.held(rank) for rank in living) // size,
-            early_need=sum(self._needs_ahead(counts).values()) if len(flying) == 1 else 0,
-            window=sum(counts.values()),
-            calibrated=self._el_che.calibrated,
+            undealt=pool.undealt,
+            unused=sum(pool.held(rank) for rank in living),
+            early_need=sum(ahead.values()),
+            window=belief.picks,
+            calibrated=belief.calibrated,
             epochs_left=self.schedule.has_next(),
         )
 
-    def _needs_ahead(self, counts: dict[Rank, int]) -> dict[Rank, int]:
-        """Batches each rank must be given on top of what it may still hold in the worst case."""
+    def _belief(self, living: Living) -> Belief:
+        return Belief(
+            counts=self._balance.counts(living),
+            costs=self._balance.costs(living),
+            sizes={rank: self.plan.batch_sizes[rank] for rank in living},
+            calibrated=self._balance.calibrated,
+            elastic=self._balance.elastic,
+        )
+
+    def _needs_ahead(self, belief: Belief) -> dict[Rank, int]:
+        """Picks each rank must be given on top of what it may still hold in the worst case."""
         (flying,) = self._windows.unsettled()
-        pool, size = self._epoch().pool, self.plan.batch_size
-        ahead = window_plan.plan_ahead(counts).ceiling
-        return {
-            rank: max(0, flying.ceiling.get(rank, 0) + most - pool.held(rank) // size)
-            for rank, most in ahead.items()
-        }
+        pool = self._epoch().pool
+        needs = {}
+        for rank, most in window_plan.plan_ahead(belief.counts).ceiling.items():
+            batches = flying.ceiling.get(rank, 0) + most
+            needs[rank] = max(0, batches * belief.sizes[rank] - pool.held(rank))
+        return needs
 
     def _deal_sync(self, epoch: Epoch, living: Living) -> WindowPlan:
-        size = self.plan.batch_size
-        planned = window_plan.plan_sync(epoch.pool.undealt // size, tuple(living))
+        sizes = self._belief(living).sizes
+        planned = window_plan.plan_sync(epoch.pool.undealt, sizes)
         for rank, batches in planned.planned.items():
             if batches:
-                epoch.pool.take_next(rank, batches * size)
+                epoch.pool.take_next(rank, sizes[rank])
         return planned
 
     def _deal_ahead(self, epoch: Epoch, living: Living) -> WindowPlan:
-        counts = self._el_che.counts(living)
-        self._take(epoch, self._needs_ahead(counts))
-        return window_plan.plan_ahead(counts)
+        belief = self._belief(living)
+        for rank, picks in self._needs_ahead(belief).items():
+            if picks:
+                epoch.pool.take(rank, picks, unit=belief.sizes[rank])
+        return window_plan.plan_ahead(belief.counts)
 
     def _deal(self, epoch: Epoch, living: Living) -> WindowPlan:
         """Nothing is in flight: take back what was not used and deal anew."""
         for rank in living:
             epoch.pool.give_back(rank)
-        planned = window_plan.plan_window(
-            epoch.pool.undealt // self.plan.batch_size,
-            self._el_che.counts(living),
-            {rank: self._el_che.cost_ns(rank) for rank in living},
-            calibrated=self._el_che.calibrated,
-        )
-        self._take(epoch, planned.ceiling)
+        belief = self._belief(living)
+        planned = window_plan.plan_window(epoch.pool.undealt, belief)
+        for rank, batches in planned.ceiling.items():
+            if batches:
+                size = belief.sizes[rank]
+                epoch.pool.take(rank, batches * size, unit=size)
         return planned
-
-    def _take(self, epoch: Epoch, batches: Mapping[Rank, int]) -> None:
-        size = self.plan.batch_size
-        for rank, count in batches.items():
-            if count:
-                epoch.pool.take(rank, count * size, unit=size)
 
     def _issue(self, epoch: Epoch, planned: WindowPlan, living: Living) -> Iterator[Action]:
         """Name the round, its roster and its picks, and tell every rank of it."""
@@ -289,16 +297,16 @@ class ReduceCycle:
 
     def _anchor(self, planned: WindowPlan, living: Living) -> Rank:
         """The balancer's anchor rank if it takes part, else the living rank with most to do."""
-        chosen = self._el_che.anchor_rank
+        chosen = self._balance.anchor_rank
         if chosen is not None and chosen in living and planned.planned[chosen]:
             return chosen
         return min(living, key=lambda rank: (-planned.planned[rank], rank))
 
     def _open_epoch(self, living: Living) -> Epoch:
         epoch = self.schedule.open_next()
-        counts = self._el_che.counts(living)
-        weights = {rank: float(count) for rank, count in counts.items()}
-        epoch.pool.reserve(weights, unit=self.plan.batch_size)
+        belief = self._belief(living)
+        weights = {rank: float(n * belief.sizes[rank]) for rank, n in belief.counts.items()}
+        epoch.pool.reserve(weights, unit=self.plan.pick_unit)
         return epoch
 
     def _epoch(self) -> Epoch:
@@ -306,28 +314,6 @@ class ReduceCycle:
         if epoch is None:
             raise WeBroke("no epoch is open")
         return epoch
-
-
-def _balance(settled: Settled) -> ElCheConfig:
-    sync = settled.policy == "sync"
-    return ElCheConfig(
-        world_size=settled.world_size,
-        anchor=1 if sync else settled.anchor,
-        max_anchor=settled.max_anchor,
-        overhead_target=settled.overhead_target,
-        grows=not sync,
-    )
-
-
-def _reading(report: Arrived) -> Reading:
-    return Reading(
-        steps=report.steps,
-        batches=report.batches,
-        busy_ns=report.busy_ns,
-        first_ns=report.first_ns,
-        rest_ns=report.rest_ns,
-        callback_ns=report.callback_ns,
-    )
 
 
 def _arrival_of(death: Died) -> Arrived:

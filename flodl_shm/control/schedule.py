@@ -39,11 +39,6 @@ class Schedule:
     current: Epoch | None = None
     _next: int = 0
 
-    @property
-    def batches_per_epoch(self) -> int:
-        """Full batches of one pass; the tail is dropped."""
-        return self.plan.samples // self.plan.batch_size
-
     def has_next(self) -> bool:
         """True while an epoch is left to open."""
         return self._next < self.plan.epochs
@@ -52,8 +47,8 @@ class Schedule:
         """Open the next epoch and make it current."""
         if not self.has_next():
             raise WeBroke(f"no epoch {self._next}: the run has {self.plan.epochs}")
-        total = self.batches_per_epoch * self.plan.batch_size
-        pool = ChunkPool(total, dropped=self.plan.samples - total)
+        total = self.plan.epoch_picks
+        pool = ChunkPool(total, dropped=self.plan.picks - total)
         self.current = self.epochs[self._next] = Epoch(self._next, pool)
         self._next += 1
         return self.current

@@ -2,21 +2,17 @@
 
 Most windows are elastic: `planned` is a belief, `ceiling` the most a rank may do, and at every
 batch boundary the rank itself decides whether another batch still fits before the anchor rank's
-end. The last window of an epoch is exact: its counts sum to what is left, so that the epoch ends
-in one reduce and nobody trains a pick twice.
+end. The last window of an epoch is exact: it takes all that is left, so that the epoch ends in
+one reduce and nobody trains a pick twice. Counts are in batches; a batch has each rank's own size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from flodl_shm.control.last_window import split_remainder
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from flodl_shm.ids import Rank
+from flodl_shm.ids import Rank
 
 # A remainder of up to this many windows is planned as one. Below 1 the epoch would end in crumbs,
 # whose rounding to whole batches costs most; far above, the exact window's want of elasticity does.
@@ -25,6 +21,8 @@ FINAL_WINDOWS = 1.5
 # the window by as much, one that is throttled in mid-run by a factor of two.
 HEADROOM = 2
 UNCALIBRATED_HEADROOM = 64  # nothing is known yet; floDl's clamp on speed ratios
+
+Counts = Mapping[Rank, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,52 +35,78 @@ class WindowPlan:
     reason: str
 
 
-def plan_window(
-    left: int,
-    counts: Mapping[Rank, int],
-    costs: Mapping[Rank, float | None],
-    *,
-    calibrated: bool,
-) -> WindowPlan:
-    """Plan one window when `left` batches of the epoch are in nobody's hands.
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """What is believed of the living ranks before a window."""
 
-    `counts` is the balancer's word in batches per living rank, `costs` its cost per batch.
-    """
-    if not calibrated:
-        counts = _first_counts(left, counts)
-    total = sum(counts.values())
-    if left <= FINAL_WINDOWS * total or left < total + len(counts):
-        split = split_remainder(left, costs)
-        return WindowPlan(split, dict(split), True, f"last {left} batches of the epoch")
-    ceiling = _ceilings(left - total, counts, calibrated=calibrated)
-    return WindowPlan(dict(counts), ceiling, False, f"{left} batches left in the epoch")
+    counts: Counts  # batches of a plain window
+    costs: Mapping[Rank, float | None]  # per batch
+    sizes: Counts  # picks of a batch
+    calibrated: bool
+    elastic: bool
+
+    @property
+    def picks(self) -> int:
+        """Picks of a plain window."""
+        return sum(count * self.sizes[rank] for rank, count in self.counts.items())
 
 
-def _first_counts(left: int, counts: Mapping[Rank, int]) -> dict[Rank, int]:
-    """Before any timing, keep the first window under half of a short epoch.
-
-    Equal counts are a guess; the rest of the epoch should be dealt by measured speed.
-    """
-    share = max(1, left // (2 * len(counts)))
-    return {rank: min(count, share) for rank, count in counts.items()}
-
-
-def _ceilings(spare: int, counts: Mapping[Rank, int], *, calibrated: bool) -> dict[Rank, int]:
-    total = sum(counts.values())
+def plan_window(left: int, belief: Belief) -> WindowPlan:
+    """Plan one window when `left` picks of the epoch are in nobody's hands."""
+    counts = belief.counts if belief.calibrated else _first_counts(left, belief)
+    total = sum(count * belief.sizes[rank] for rank, count in counts.items())
+    crumbs = sum(belief.sizes[rank] for rank in counts)
+    if left <= FINAL_WINDOWS * total or left < total + crumbs:
+        split = split_picks(left, belief)
+        return WindowPlan(split, dict(split), True, f"last {left} picks of the epoch")
+    if not belief.elastic:
+        return WindowPlan(dict(counts), dict(counts), True, f"counted, {left} picks left")
     ceiling = {}
     for rank, count in counts.items():
-        most = HEADROOM * count + 2 if calibrated else UNCALIBRATED_HEADROOM * count
-        ceiling[rank] = min(most, count + spare * count // total)
-    return ceiling
+        most = HEADROOM * count + 2 if belief.calibrated else UNCALIBRATED_HEADROOM * count
+        ceiling[rank] = min(most, count + (left - total) * count // total)
+    return WindowPlan(dict(counts), ceiling, False, f"{left} picks left in the epoch")
 
 
-def plan_ahead(counts: Mapping[Rank, int]) -> WindowPlan:
+def plan_ahead(counts: Counts) -> WindowPlan:
     """Plan a window on top of one under way: elastic, the epoch's end is far."""
     ceiling = {rank: HEADROOM * count + 2 for rank, count in counts.items()}
     return WindowPlan(dict(counts), ceiling, False, "dealt ahead")
 
 
-def plan_sync(left: int, ranks: Sequence[Rank]) -> WindowPlan:
-    """One batch for each rank, in roster order, as long as the epoch has any."""
-    planned = {rank: int(place < left) for place, rank in enumerate(ranks)}
+def plan_sync(left: int, sizes: Counts) -> WindowPlan:
+    """One batch for each rank, in roster order, as long as the epoch has any picks."""
+    planned = {}
+    for rank, size in sizes.items():
+        planned[rank] = int(left > 0)
+        left -= size
     return WindowPlan(planned, dict(planned), True, "one batch for each rank")
+
+
+def split_picks(left: int, belief: Belief) -> dict[Rank, int]:
+    """Batches that take all of `left` picks with the least makespan; one of them may be short.
+
+    With equal sizes that is exact; with unequal ones batches are dealt one by one to whoever
+    would end it first, which is at most one batch from the best.
+    """
+    sizes = belief.sizes
+    if len(set(sizes.values())) == 1:
+        size = next(iter(sizes.values()))
+        return split_remainder(-(-left // size), belief.costs)
+    known = [cost for cost in belief.costs.values() if cost is not None]
+    price = {rank: cost or max(known, default=1.0) for rank, cost in belief.costs.items()}
+    batches = dict.fromkeys(sizes, 0)
+    while left > 0:
+        rank = min(batches, key=lambda r: ((batches[r] + 1) * price[r], r))
+        batches[rank] += 1
+        left -= sizes[rank]
+    return batches
+
+
+def _first_counts(left: int, belief: Belief) -> dict[Rank, int]:
+    """Before any timing, keep the first window under half of a short epoch.
+
+    Equal counts are a guess; the rest of the epoch should be dealt by measured speed.
+    """
+    share = max(1, left // (2 * sum(belief.sizes[rank] for rank in belief.counts)))
+    return {rank: min(count, share) for rank, count in belief.counts.items()}

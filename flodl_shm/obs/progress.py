@@ -211,7 +211,7 @@ class Progress:
 
     def _epoch_total(self) -> int:
         plan = self._tally.plan
-        return plan.samples // plan.batch_size * plan.batch_size if plan else 0
+        return plan.epoch_picks if plan else 0
 
     def _done_part(self, epoch: int) -> float:
         total = self._epoch_total()

@@ -41,6 +41,15 @@ class Cells:
     pace_ns: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What a rank brings to a round."""
+
+    epoch: int
+    picks: tuple[int, ...]
+    steps: int
+
+
 class Actor:
     """A rank in the world. `state` says where it is, in the words of DEATH_POINTS."""
 
@@ -103,7 +112,7 @@ class Actor:
             return
         match self._inbox.popleft():
             case Attach() as attach:
-                self._size = attach.plan.batch_size
+                self._size = attach.plan.batch_sizes[self.rank]
                 if self._enter("attaching"):
                     self.world.report(self.rank, Attached(self.rank, self.row))
                     self.state = "idle"
@@ -126,8 +135,8 @@ class Actor:
         if not self._enter("waiting"):
             return
         self._grant, self._taken, self._times = grant, [], []
-        starts = [s for start, stop in grant.spans for s in range(start, stop, self._size)]
-        self._queue = deque(starts[(self._consumed - grant.after) // self._size :])
+        picks = [pick for start, stop in grant.spans for pick in range(start, stop)]
+        self._queue = deque(picks[self._consumed - grant.after :])
         if not self._enter("training"):
             return
         cells = self.world.cells[self.rank]
@@ -139,7 +148,7 @@ class Actor:
         assert grant is not None
         if self._queue and takes_another(
             grant,
-            done=len(self._taken),
+            done=len(self._times),
             now=self.world.now,
             own_ns=self._pace.mean_ns,
             anchor=self._anchor(grant),
@@ -160,13 +169,14 @@ class Actor:
         return AnchorView(alive, done, cells.last if same else self._began, cells.pace_ns)
 
     def _batch_done(self, took: int) -> None:
-        self._taken.append(self._queue.popleft())
+        batch = [self._queue.popleft() for _ in range(min(self._size, len(self._queue)))]
+        self._taken.extend(batch)
         self._times.append(took)
         self._pace.add(took)
-        self._consumed += self._size
+        self._consumed += len(batch)
         self.busy_ns += took
         cells = self.world.cells[self.rank]
-        cells.done, cells.last, cells.pace_ns = len(self._taken), self.world.now, self._pace.mean_ns
+        cells.done, cells.last, cells.pace_ns = len(self._times), self.world.now, self._pace.mean_ns
         if self._enter("training"):
             self._boundary()
 
@@ -176,10 +186,11 @@ class Actor:
         if not self._enter("before arrival"):
             return
         self.state = "published"  # readable by others before the rank can die there
-        self.world.publish(self.rank, grant, tuple(self._taken), self._consumed)
+        steps, times = len(self._times), self._times
+        window = Contribution(grant.epoch, tuple(self._taken), steps)
+        self.world.publish(self.rank, grant, window, self._consumed)
         if not self._enter("published"):
             return
-        steps, times = len(self._taken), self._times
         report = Arrived(
             rank=self.rank,
             row=self.row,

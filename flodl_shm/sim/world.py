@@ -36,7 +36,7 @@ from flodl_shm.control.messages import (
 )
 from flodl_shm.errors import WeBroke
 from flodl_shm.ids import Nanos, Rank, Round
-from flodl_shm.sim.actor import Actor, Cells
+from flodl_shm.sim.actor import Actor, Cells, Contribution
 from flodl_shm.sim.rig import MS, Rig
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class World:
         self._serial = 0
         self._sent = 0
         self._clear: dict[tuple[str, Rank], Nanos] = {}  # channels deliver in order
-        self._contributions: dict[Round, dict[Rank, tuple[int, tuple[int, ...]]]] = {}
+        self._contributions: dict[Round, dict[Rank, Contribution]] = {}
         self._rosters: dict[Round, tuple[Rank, ...]] = {}
         self._closed: dict[Round, tuple[Rank, ...]] = {}
         self._closing: set[Round] = set()
@@ -172,11 +172,11 @@ class World:
 
     # ---- the round ------------------------------------------------------------------------------
 
-    def publish(self, rank: Rank, grant: Grant, taken: tuple[int, ...], total: int) -> None:
+    def publish(self, rank: Rank, grant: Grant, window: Contribution, total: int) -> None:
         """Store an arrival in the cells."""
         cells = self.cells[rank]
-        cells.arrived, cells.steps, cells.picks = grant.round, len(taken), total
-        self._contributions.setdefault(grant.round, {})[rank] = (grant.epoch, taken)
+        cells.arrived, cells.steps, cells.picks = grant.round, window.steps, total
+        self._contributions.setdefault(grant.round, {})[rank] = window
         self._rosters[grant.round] = tuple(seat.rank for seat in grant.roster)
         self.try_close(grant.round)
 
@@ -197,8 +197,8 @@ class World:
             return  # nobody was left to finish it: nothing entered any living consensus
         self._closed[number] = order
         for rank in order:
-            epoch, taken = came[rank]
-            self.record.consensus.setdefault(epoch, Counter()).update(taken)
+            window = came[rank]
+            self.record.consensus.setdefault(window.epoch, Counter()).update(window.picks)
         for rank in survivors:
             self.actors[rank].leave(number, order)
 
@@ -209,16 +209,9 @@ class World:
         if order is None or order != commit.contributors:
             raise WeBroke(f"round {commit.round} committed {commit.contributors}, closed {order}")
         for rank in order:
-            batches = len(self._contributions[commit.round][rank][1])
-            picks = batches * self._batch_size()
-            if commit.picks[str(rank)] != picks or commit.mass[str(rank)] != batches:
-                raise WeBroke(f"round {commit.round}: rank {rank} did {batches}, told {commit}")
-
-    def _batch_size(self) -> int:
-        plan = self.coordinator.settled_plan
-        if plan is None:
-            raise WeBroke("a round committed before the plan was settled")
-        return plan.batch_size
+            window, told = self._contributions[commit.round][rank], str(rank)
+            if commit.picks[told] != len(window.picks) or commit.mass[told] != window.steps:
+                raise WeBroke(f"round {commit.round}: rank {rank} did {window}, told {commit}")
 
     def _check_end(self) -> None:
         end = self.record.end
@@ -230,12 +223,11 @@ class World:
         plan = self.coordinator.settled_plan
         if plan is None:
             raise WeBroke("ended ok without a plan")
-        total = plan.samples // plan.batch_size * plan.batch_size
-        batches = total // plan.batch_size
+        total = plan.epoch_picks
         for epoch in range(plan.epochs):
             picks = self.record.consensus.get(epoch, Counter())
-            if len(picks) != batches:
-                raise WeBroke(f"epoch {epoch}: {len(picks)} of {batches} batches in the consensus")
+            if len(picks) != total:
+                raise WeBroke(f"epoch {epoch}: {len(picks)} of {total} picks in the consensus")
         closed = self.record.of(EpochClosed)
         if [c.epoch for c in closed] != list(range(plan.epochs)):
             raise WeBroke(f"epochs closed: {[c.epoch for c in closed]}")

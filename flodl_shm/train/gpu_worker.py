@@ -35,6 +35,7 @@ from flodl_shm.errors import BadConfig, WeBroke
 from flodl_shm.ids import Nanos
 from flodl_shm.train import free_run
 from flodl_shm.train.data.permutation import permutation
+from flodl_shm.train.data.picks import PickSource
 from flodl_shm.train.data.sampler import PickQueue
 from flodl_shm.train.data.source import as_source
 from flodl_shm.train.lone_meeting import LoneMeeting
@@ -143,7 +144,7 @@ class GpuWorker:
         """This rank's rate alone, on copies. Random numbers it draws are seeded away after it."""
         job, plan = free_run.throwaway(self._job), self._plan
         runner = self._make_runner(job, job.build_model(self._device), LoneMeeting())
-        order = permutation(plan.samples, seed=plan.seed, epoch=0)
+        order = permutation(plan.picks, seed=plan.seed, epoch=0)
         return free_run.free_picks_per_s(runner, order, self._session.free_run_s)
 
     def _make_runner(self, job: Job, model: nn.Module, meeting: Meeting) -> WindowRunner:
@@ -151,8 +152,8 @@ class GpuWorker:
         optimizer = job.build_optimizer(model)
         return WindowRunner(
             rank=session.rank,
-            batch_size=plan.batch_size,
-            source=self._source,
+            batch_size=plan.batch_sizes[session.rank],
+            source=PickSource(self._source, plan.seed, job.transform),
             stepper=Stepper(
                 model,
                 optimizer,
@@ -203,7 +204,8 @@ class GpuWorker:
         """Train one window and go through the round that ends it."""
         wait_ns = self._clock() - self._idle_since
         plan, runner = self._plan, self._runner
-        order = permutation(plan.samples, seed=plan.seed, epoch=grant.epoch)
+        order = permutation(plan.picks, seed=plan.seed, epoch=grant.epoch)
+        runner.source.epoch = grant.epoch
         queue = PickQueue(grant.spans, order, skip=self._consumed - grant.after)
         tally = runner.run(grant, queue, position=self._global_step)
         self._arrive(grant, tally, wait_ns)

@@ -28,6 +28,7 @@ class Job:
     eval_fn: Callable[[nn.Module, Any], float] | None = None
     eval_dataset: Any = None
     scheduler: Callable[..., Any] | None = None
+    transform: Callable[[Any, torch.Tensor], Any] | None = None
     wishes: Wishes = Wishes()
     step_ms: tuple[float, ...] = ()  # per rank; empty: nobody is paced
 

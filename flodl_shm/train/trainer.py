@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 from torch.optim import Optimizer
@@ -11,6 +12,7 @@ from torch.optim import Optimizer
 from flodl_shm.control import plan
 from flodl_shm.control.messages import Wishes
 from flodl_shm.errors import BadConfig
+from flodl_shm.ids import Rank
 from flodl_shm.train import session as sessions
 from flodl_shm.train.data.source import as_source
 from flodl_shm.train.gpu_worker import GpuWorker
@@ -18,7 +20,7 @@ from flodl_shm.train.job import Job
 from flodl_shm.train.lr import kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -30,9 +32,16 @@ LATER = (
     "checkpoint_fn",
     "metrics_fn",
     "outer_optimizer",
-    "transform",
 )
-WHOLE = ("epochs", "batch_size", "seed", "anchor", "max_anchor")
+WHOLE = (
+    "epochs",
+    "seed",
+    "anchor",
+    "max_anchor",
+    "augment",
+    "max_batch_diff",
+    "eval_every",
+)
 REAL = ("overhead_target", "gamma", "max_grad_norm")
 
 
@@ -47,6 +56,12 @@ class Trainer:
         1-D int64 numpy array of samples.
     `eval_fn(model, eval_dataset)`: a float, higher is better; without `eval_dataset` it gets
         `dataset`. It runs on one rank, on the consensus.
+    `batch_size`: samples of one step; a sequence gives each rank its own.
+    `augment`, `transform`: an epoch has samples x augment picks; `transform(batch, keys)` gets one
+        int64 key per pick, the same whichever rank trains it, to draw its randomness from.
+    `partition_ratios`: fixed shares by rank, summing to 1. `speed_hint`: (slowest rank, how many
+        times faster the others are), a first guess. `max_batch_diff`: batches a rank may be ahead.
+    `eval_every`: epochs between evaluations of the consensus; 0: only the final one.
     `scheduler`: a function of the global step that returns the learning rate, or a factory
         `(optimizer, world_size)`; see train/lr.py.
     `step_ms`: one time in milliseconds per rank; each step waits until it has lasted as long: a
@@ -68,7 +83,7 @@ class Trainer:
         scheduler: Callable[..., Any] | None = None,
         policy: str | None = None,
         epochs: int | None = None,
-        batch_size: int | None = None,
+        batch_size: int | Sequence[int] | None = None,
         seed: int | None = None,
         tail: str | None = None,
         anchor: int | None = None,
@@ -76,19 +91,25 @@ class Trainer:
         overhead_target: float | None = None,
         gamma: float | None = None,
         max_grad_norm: float | None = None,
+        augment: int | None = None,
+        transform: Callable[[Any, Tensor], Any] | None = None,
+        partition_ratios: Sequence[float] | None = None,
+        speed_hint: tuple[int, float] | None = None,
+        max_batch_diff: int | None = None,
+        eval_every: int | None = None,
         step_ms: Sequence[float] = (),
-        augment: int = 1,
         **later: Any,
     ) -> None:
-        _refuse_later(later, augment)
-        _check_callables(model, optimizer, train_step, eval_fn)
+        _refuse_later(later)
+        _check_callables(model, optimizer, train_step)
+        _check_optional(eval_fn=eval_fn, transform=transform)
         if scheduler is not None:
             kind_of(scheduler)
         as_source(dataset)
         wishes = Wishes(
             policy=policy,
             epochs=epochs,
-            batch_size=batch_size,
+            batch_size=_checked_sizes(batch_size),
             seed=seed,
             tail=tail,
             anchor=anchor,
@@ -96,6 +117,11 @@ class Trainer:
             overhead_target=overhead_target,
             gamma=gamma,
             max_grad_norm=max_grad_norm,
+            augment=augment,
+            partition_ratios=tuple(partition_ratios) if partition_ratios else None,
+            speed_hint=(Rank(speed_hint[0]), speed_hint[1]) if speed_hint else None,
+            max_batch_diff=max_batch_diff,
+            eval_every=eval_every,
         )
         _check_types(wishes)
         plan.check(wishes)
@@ -107,6 +133,7 @@ class Trainer:
             eval_fn=eval_fn,
             eval_dataset=eval_dataset,
             scheduler=scheduler,
+            transform=transform,
             wishes=wishes,
             step_ms=_checked_step_ms(step_ms),
         )
@@ -132,19 +159,15 @@ class Trainer:
         raise BadConfig("Trainer.start() is not available in this version", hint="Use run().")
 
 
-def _refuse_later(later: dict[str, Any], augment: int) -> None:
+def _refuse_later(later: dict[str, Any]) -> None:
     for name, value in later.items():
         if name not in LATER:
             raise TypeError(f"Trainer() got an unexpected keyword argument {name!r}")
         if value is not None:
             raise BadConfig(f"{name} is not available in this version", hint="Leave it out.")
-    if augment != 1:
-        raise BadConfig(
-            f"augment is {augment!r}: only 1 is available in this version", hint="Leave it out."
-        )
 
 
-def _check_callables(model: object, optimizer: object, train_step: object, eval_fn: object) -> None:
+def _check_callables(model: object, optimizer: object, train_step: object) -> None:
     if not isinstance(model, nn.Module) and not callable(model):
         raise BadConfig(
             f"model is {model!r}", hint="Give an nn.Module, or a function that returns one."
@@ -164,8 +187,29 @@ def _check_callables(model: object, optimizer: object, train_step: object, eval_
         raise BadConfig(
             f"train_step is {train_step!r}", hint="Give a function (model, batch) -> loss."
         )
+
+
+def _check_optional(*, eval_fn: object, transform: object) -> None:
     if eval_fn is not None and not callable(eval_fn):
         raise BadConfig(f"eval_fn is {eval_fn!r}", hint="Give a function (model, data) -> float.")
+    if transform is not None and not callable(transform):
+        raise BadConfig(
+            f"transform is {transform!r}", hint="Give a function (batch, keys) -> batch."
+        )
+
+
+def _checked_sizes(given: int | Sequence[int] | None) -> int | tuple[int, ...] | None:
+    """One batch size, or one for each rank: whole numbers either way."""
+    if given is None:
+        return None
+    alone = not isinstance(given, Sequence) or isinstance(given, str)
+    sizes: tuple[Any, ...] = (given,) if alone else tuple(cast("Sequence[int]", given))
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise BadConfig(
+                f"batch_size is {given!r}", hint="Give a whole number, or one per rank."
+            )
+    return sizes[0] if alone else sizes
 
 
 def _check_types(wishes: Wishes) -> None:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from flodl_shm.control.messages import Grant
     from flodl_shm.ids import Rank, Row
+    from flodl_shm.train.data.picks import PickSource
     from flodl_shm.train.data.sampler import PickQueue
-    from flodl_shm.train.data.source import Source
     from flodl_shm.train.lr import LearningRate
     from flodl_shm.train.pacing import Pacer
     from flodl_shm.train.session import Meeting
@@ -53,7 +53,7 @@ class WindowRunner:
 
     rank: Rank
     batch_size: int
-    source: Source
+    source: PickSource
     stepper: Stepper
     rate: LearningRate
     pacer: Pacer

@@ -187,6 +187,23 @@ def test_an_evaluation_that_raises_is_told_and_ends_well() -> None:
     assert play.end().status == "ok"
 
 
+def test_every_nth_epoch_is_scored_between_its_last_round_and_the_next_window() -> None:
+    play = Play(wishes=Wishes(batch_size=1, epochs=4, policy="sync", eval_every=2))
+    play.tell(ready(0, samples=2), ready(1, samples=2), attached(0), attached(1))
+    orders: list[type[Action]] = []
+    for number in range(1, 6):
+        picks = number - 1
+        out = play.tell(*(arrived(r, number, min(1, picks), picks) for r in (0, 1)))
+        out += play.tell(*(left(r, number, 0, 1) for r in (0, 1)))
+        orders += [k for k in kinds(out) if k in (Evaluate, Grant)]
+        if number == 3:
+            assert kinds(play.tell(Evaluated(Rank(0), Row(0), 1, 0.2))) == []
+    scored = [a.epoch for a in play.said if isinstance(a, Evaluate)]
+    assert scored == [1, 3]
+    at = orders.index(Evaluate)
+    assert orders[at + 1] is Grant
+
+
 def test_ranks_that_end_with_different_parameters_are_our_bug() -> None:
     play = trained(Play())
     play.tell(Evaluated(Rank(0), Row(0), 0, 1.0), finished(0, "a"), finished(1, "b"))

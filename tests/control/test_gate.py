@@ -30,15 +30,15 @@ def test_the_view_is_plain_data() -> None:
 @pytest.mark.parametrize(
     ("changes", "want", "words"),
     [
-        ({}, Gate.EXACT, "100 batches undone"),
-        ({"undealt": 0, "unused": 4}, Gate.EXACT, "4 batches undone"),
+        ({}, Gate.EXACT, "100 picks undone"),
+        ({"undealt": 0, "unused": 4}, Gate.EXACT, "4 picks undone"),
         ({"undealt": 0}, Gate.NEXT_EPOCH, "settled round"),
         ({"undealt": 0, "epochs_left": False}, Gate.HOLD, "no epoch is left"),
         ({"unsettled": 1}, Gate.EARLY, "10 needed ahead"),
         ({"unsettled": 2}, Gate.HOLD, "2 rounds are under way"),
         ({"unsettled": 1, "calibrated": False}, Gate.HOLD, "timed"),
         ({"unsettled": 1, "newest_exact": True}, Gate.HOLD, "may end the epoch"),
-        ({"unsettled": 1, "undealt": 49}, Gate.HOLD, "49 undealt batches are too few"),
+        ({"unsettled": 1, "undealt": 49}, Gate.HOLD, "49 undealt picks are too few"),
     ],
 )
 def test_cadence(changes: dict[str, object], want: Gate, words: str) -> None:
@@ -50,10 +50,10 @@ def test_cadence(changes: dict[str, object], want: Gate, words: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "want", "words"),
     [
-        ({}, Gate.EXACT, "100 batches undealt"),
+        ({}, Gate.EXACT, "100 picks undealt"),
         ({"unsettled": SYNC_DEPTH}, Gate.HOLD, "under way"),
         ({"undealt": 0, "unsettled": 1}, Gate.HOLD, "in flight"),
-        ({"undealt": 0, "unused": 1}, Gate.HOLD, "1 batches are still held"),
+        ({"undealt": 0, "unused": 1}, Gate.HOLD, "1 picks are still held"),
         ({"undealt": 0}, Gate.NEXT_EPOCH, "settled round"),
         ({"undealt": 0, "epochs_left": False}, Gate.HOLD, "no epoch is left"),
     ],

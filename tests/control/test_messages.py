@@ -15,7 +15,7 @@ PLAN = messages.Settled(
     policy="sync",
     world_size=2,
     epochs=1,
-    batch_size=4,
+    batch_sizes=(4, 4),
     seed=0,
     tail="drop",
     samples=9,
@@ -23,6 +23,8 @@ PLAN = messages.Settled(
     max_anchor=100,
     overhead_target=0.05,
     gamma=1.0,
+    augment=1,
+    eval_every=0,
 )
 VALUES: dict[str, object] = {
     "plan": PLAN,

@@ -7,6 +7,7 @@ import pytest
 from flodl_shm.control.messages import Wishes
 from flodl_shm.control.plan import DEFAULTS, check, mass, merge, settle
 from flodl_shm.errors import BadConfig
+from flodl_shm.ids import Rank
 
 
 def test_flags_win_over_the_script_and_the_script_over_defaults() -> None:
@@ -32,6 +33,9 @@ def test_merge_keeps_the_first_word() -> None:
         (Wishes(seed=-3), "seed is -3"),
         (Wishes(overhead_target=0.9), "overhead_target is 0.9"),
         (Wishes(gamma=float("inf")), "gamma is inf"),
+        (Wishes(augment=0), "augment is 0"),
+        (Wishes(batch_size=(4, 0)), "batch_size is 0"),
+        (Wishes(max_batch_diff=-1), "max_batch_diff is -1"),
         (Wishes(max_grad_norm=0.0), "max_grad_norm is 0"),
         (Wishes(anchor=9, max_anchor=5), "anchor 9 is greater than max_anchor 5"),
     ],
@@ -44,6 +48,36 @@ def test_a_value_that_cannot_hold_is_named(wishes: Wishes, words: str) -> None:
 def test_rules_hold_across_the_two_speakers() -> None:
     with pytest.raises(BadConfig, match="anchor 9 is greater than max_anchor 5"):
         settle(Wishes(anchor=9), Wishes(max_anchor=5), world_size=1, samples=100)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        (Wishes(batch_size=(4, 4, 4)), "3 batch sizes are given for 2 ranks"),
+        (Wishes(partition_ratios=(0.5,)), "1 partition ratios are given for 2 ranks"),
+        (Wishes(partition_ratios=(1.5, -0.5)), "not all greater than 0"),
+        (Wishes(partition_ratios=(0.5, 0.7)), "0.5, 0.7 sum to 1.2"),
+        (Wishes(speed_hint=(Rank(2), 2.0)), "names rank 2 of 2 ranks"),
+        (Wishes(speed_hint=(Rank(1), 0.4)), "the others are 0.4 times as fast"),
+    ],
+)
+def test_what_is_said_of_ranks_must_fit_the_world(wishes: Wishes, words: str) -> None:
+    with pytest.raises(BadConfig, match=words):
+        settle(wishes, Wishes(), world_size=2, samples=1000)
+
+
+@pytest.mark.parametrize(
+    ("tail", "sizes", "dealt"),
+    [("drop", 32, 992), ("keep", 32, 1000), ("drop", (48, 32), 992), ("drop", (7, 7), 994)],
+)
+def test_picks_of_an_epoch(tail: str, sizes: int | tuple[int, ...], dealt: int) -> None:
+    wishes = Wishes(tail=tail, batch_size=sizes)
+    assert settle(wishes, Wishes(), world_size=2, samples=1000).epoch_picks == dealt
+
+
+def test_augmentations_multiply_the_picks() -> None:
+    plan = settle(Wishes(augment=3, batch_size=10), Wishes(), world_size=2, samples=100)
+    assert (plan.picks, plan.epoch_picks) == (300, 300)
 
 
 def test_too_little_data_is_told_with_its_numbers() -> None:

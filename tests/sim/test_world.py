@@ -16,14 +16,22 @@ CHUNK = 100
 def play(seed: int) -> World:
     rng = random.Random(seed)
     rig = random_rig(rng)
-    batch_size = rng.choice((1, 1, 4))
+    size = len(rig.ranks)
+    sizes = rng.choice(((1,), (1,), (4,), tuple(rng.choice((1, 2, 3, 8)) for _ in range(size))))
+    policy = rng.choice(("sync", "cadence", "cadence", "cadence"))
+    parts = [rng.uniform(0.2, 1) for _ in range(size)]
     wishes = Wishes(
-        policy=rng.choice(("sync", "cadence", "cadence", "cadence")),
+        policy=policy,
         epochs=rng.randint(1, 3),
-        batch_size=batch_size,
+        batch_size=sizes if len(sizes) > 1 else sizes[0],
+        tail=rng.choice(("drop", "keep")),
+        augment=rng.choice((1, 1, 3)),
         anchor=rng.choice((1, 2, 10)),
+        partition_ratios=tuple(p / sum(parts) for p in parts) if rng.random() < 0.1 else None,
+        max_batch_diff=rng.choice((None, None, None, 0, 3)),
+        eval_every=rng.choice((0, 0, 1)),
     )
-    samples = batch_size * rng.randint(len(rig.ranks), 300) + rng.randrange(batch_size)
+    samples = max(sizes) * rng.randint(size, 120) + rng.randrange(max(sizes))
     world = World(rig, wishes=wishes, samples=samples, seed=seed)
     world.run()
     return world

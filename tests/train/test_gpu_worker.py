@@ -154,7 +154,7 @@ def attach(**changes):
         "policy": "cadence",
         "world_size": 2,
         "epochs": 2,
-        "batch_size": 4,
+        "batch_sizes": (4, 4),
         "seed": 11,
         "tail": "drop",
         "samples": SAMPLES,
@@ -162,6 +162,8 @@ def attach(**changes):
         "max_anchor": 100,
         "overhead_target": 0.05,
         "gamma": 0.5,
+        "augment": 1,
+        "eval_every": 0,
     }
     return Attach(rank=Rank(1), plan=Settled(**fields | changes), slot=Slot(1), global_step=0)
 

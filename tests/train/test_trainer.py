@@ -57,12 +57,12 @@ def trainer(**changes):
         ({"gamma": "1"}, "gamma is '1'"),
         ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0"),
         ({"step_ms": (20, 0)}, "step_ms has 0"),
-        ({"augment": 2}, "augment is 2: only 1 is available"),
         ({"epoch_fn": print}, "epoch_fn is not available in this version"),
         ({"checkpoint_fn": print}, "checkpoint_fn is not available"),
         ({"metrics_fn": print}, "metrics_fn is not available"),
         ({"outer_optimizer": "slowmo"}, "outer_optimizer is not available"),
-        ({"transform": print}, "transform is not available"),
+        ({"transform": "flip"}, "transform is .flip."),
+        ({"augment": 0}, "augment is 0"),
     ],
 )
 def test_an_argument_that_cannot_hold_is_refused_with_its_value(changes, words):

@@ -1,0 +1,102 @@
+"""How much each rank does: measured by ElChe, or told by fixed ratios.
+
+One face for the reduce cycle. Counts are in batches of each rank's own size, costs in any unit of
+time per batch. What a window is, and when one is issued, is not known here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flodl_shm.control.el_che import ElChe, ElCheConfig, Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from flodl_shm.control.convergence import Verdict
+    from flodl_shm.control.messages import Arrived, Settled
+    from flodl_shm.ids import Rank
+
+
+class Balance:
+    """The balance of one run that follows `settled`."""
+
+    def __init__(self, settled: Settled) -> None:
+        sync = settled.policy == "sync"
+        self._plan = settled
+        # Fixed shares, and a bound on who may be ahead by how much, need counted windows.
+        self.elastic = not settled.partition_ratios and settled.max_batch_diff is None
+        self._el_che = ElChe(
+            ElCheConfig(
+                world_size=settled.world_size,
+                anchor=1 if sync else settled.anchor,
+                max_anchor=settled.max_anchor,
+                overhead_target=settled.overhead_target,
+                max_batch_diff=settled.max_batch_diff,
+                speed_hint=settled.speed_hint,
+                grows=not sync,
+            )
+        )
+        mean_size = sum(settled.batch_sizes) / settled.world_size
+        self._el_che.cap(max(1, int(settled.epoch_picks / mean_size)))
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether counts stand on more than a guess."""
+        return bool(self._plan.partition_ratios) or self._el_che.calibrated
+
+    @property
+    def anchor_rank(self) -> Rank | None:
+        """The rank that sets the pace; None while nobody does."""
+        return self._el_che.anchor_rank
+
+    def costs(self, living: Collection[Rank]) -> dict[Rank, float | None]:
+        """Cost per batch of each living rank; None while unknown."""
+        ratios = self._plan.partition_ratios
+        if ratios:
+            return {rank: self._plan.batch_sizes[rank] / ratios[rank] for rank in living}
+        return {rank: self._el_che.cost_ns(rank) for rank in living}
+
+    def counts(self, living: Collection[Rank]) -> dict[Rank, int]:
+        """Batches of each living rank in a plain window; at least 1 each."""
+        if not self._plan.partition_ratios:
+            return self._el_che.counts(living)
+        costs = {rank: cost for rank, cost in self.costs(living).items() if cost is not None}
+        slowest = max(costs.values())
+        steps = self._el_che.anchor_steps
+        return {rank: max(1, round(steps * slowest / cost)) for rank, cost in costs.items()}
+
+    def fastest(self, living: Collection[Rank]) -> Rank:
+        """The rank whose batches cost least; the lowest while that is unknown."""
+        costs = self.costs(living)
+        return min(living, key=lambda rank: (costs[rank] or 0, rank))
+
+    def report(
+        self, arrivals: Mapping[Rank, Arrived], *, sync_ns: int, living: Collection[Rank]
+    ) -> str:
+        """Feed one settled window. Returns the reason; empty if there was nothing to learn."""
+        readings = {
+            rank: _reading(report)
+            for rank, report in arrivals.items()
+            if rank in living and report.rest_ns + report.first_ns
+        }
+        return self._el_che.report(readings, sync_ns=sync_ns, living=living) if readings else ""
+
+    def judge(self, verdict: Verdict) -> str:
+        """Take the guard's word on the newest reduce."""
+        return self._el_che.judge(verdict)
+
+    def drop(self, rank: Rank) -> None:
+        """The rank is dead."""
+        self._el_che.drop(rank)
+
+
+def _reading(report: Arrived) -> Reading:
+    return Reading(
+        steps=report.steps,
+        batches=report.batches,
+        busy_ns=report.busy_ns,
+        first_ns=report.first_ns,
+        rest_ns=report.rest_ns,
+        callback_ns=report.callback_ns,
+    )
