@@ -43,7 +43,7 @@ def report_end(host: Host, recorder: Recorder, end: End) -> None:
 
 def _show_failure(host: Host, end: End) -> None:
     """The first cause, last on the screen: one sentence, or the traceback of the user's code."""
-    cause = _first(host.errors)
+    cause = first_error(host.errors)
     if cause is None:
         print(f"error: {_cut(' '.join(end.reason.split()))}", file=sys.stderr)
     elif cause.cause == "exit":
@@ -78,7 +78,7 @@ def _cut(text: str) -> str:
     return f"{text[:half]} ... ({left_out} characters left out) ... {text[-half:]}"
 
 
-def _first(errors: list[ErrorReport]) -> ErrorReport | None:
+def first_error(errors: list[ErrorReport]) -> ErrorReport | None:
     """The report of the rank that failed first, not of one that failed because of it."""
     first = root_cause(FailureReport(e.rank, e.kind, e.message, e.at) for e in errors)
     return next((e for e in errors if first and (e.rank, e.at) == (first.rank, first.at)), None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from flodl_shm.control.coordinator import Coordinator
 from flodl_shm.control.messages import End
-from flodl_shm.engine.ending import report_end
+from flodl_shm.engine.ending import first_error, report_end
 from flodl_shm.engine.host import Host
 from flodl_shm.engine.host_loop import HostLoop
 from flodl_shm.engine.rank_main import RankEntry, preload
@@ -80,15 +80,32 @@ def _drive(host: Host, recorder: Recorder, signals: SignalPipe, server: ForkServ
         server.close()  # with every rank that is left, whatever went wrong
         host.supervisor.close()
         host.close()
-    if end.status == "ok" and loop.failed is not None:
-        reason = f"rank {loop.failed.rank} failed after the training: {loop.failed.cause}"
-        end = End(status="failed", exit_code=loop.failed.exit_code, reason=reason)
+    end = _after_all(end, loop)
+    if end is not loop.end:
         recorder.remark(end, Nanos(time.monotonic_ns()))
     report_end(host, recorder, end)
     if loop.stopped_by and end.status == "stopped":
         signals.restore()
         die_of(loop.stopped_by)
     return end.exit_code
+
+
+def _after_all(end: End, loop: HostLoop) -> End:
+    """What is known of the end when every process is gone."""
+    if loop.failed is None or end.status == "stopped":
+        return end
+    # Of ranks that fail together the one whose process ends first need not have failed first.
+    cause = first_error(loop.host.errors)
+    rank, why = (
+        (loop.failed.rank, loop.failed.cause) if cause is None else (cause.rank, cause.headline())
+    )
+    if end.status == "ok":
+        reason = f"rank {rank} failed after the training: {why}"
+        return End(status="failed", exit_code=loop.failed.exit_code, reason=reason)
+    if rank != loop.failed.rank:
+        reason = f"rank {rank} failed: {why}"
+        return End(status="failed", exit_code=end.exit_code, reason=reason)
+    return end
 
 
 def _recorder(config: RunConfig, run_dir: RunDir, started_at: Nanos) -> Recorder:

@@ -233,6 +233,8 @@ def test_it_ends_soon_with_one_clear_word(ends, name):
     assert len(end.err) < 20_000
     if case.traceback:
         frames = re.findall(r'^ +File ".*/(\w+\.py)", line (\d+)', end.err, re.MULTILINE)
+        rank = re.search(r"^rank (\d) \(cpu\) failed first$", end.err, re.MULTILINE)[1]
+        assert f"failed: rank {rank} failed" in end.out
         assert not case.place or ":".join(frames[-1]) == case.place, str(end)
     else:
         assert len(lines) == 1, str(end)

@@ -14,7 +14,18 @@ from flodl_shm.obs import journal
 
 pytestmark = pytest.mark.procs
 
-PACED = "--workload paced --ranks 2 --step-ms 4,8 --epochs 2 --name trial".split()
+PACED = [
+    "--workload",
+    "paced",
+    "--ranks",
+    "2",
+    "--step-ms",
+    "4,8",
+    "--epochs",
+    "2",
+    "--name",
+    "trial",
+]
 
 # Rank 1 goes in step WHERE; 0: before it has built anything.
 DIES = """
@@ -56,6 +67,7 @@ train(train_step=step, epochs=100_000)
 SUMMARY = """schema status workload policy backend world_size survivors epochs seed wall_s startup_s
     train_s picks_total picks_per_s reduces reduce_ms loss eval coverage deaths rejoins efficiency
     per_rank params_sha256 versions"""
+WASTE = "barrier dispatch reduce data lost"
 INNER = {
     "reduce_ms": "p50 p99 total",
     "eval": "epoch value",
@@ -77,7 +89,13 @@ def ends(launches):
 
     started = {
         "paced": launches.submit(
-            "paced", *PACED, "--summary", "copy.json", env={"FLODL_SEED": "5", "FLODL_PICKS": "60"}
+            "paced",
+            *PACED,
+            "--name",
+            "trial",
+            "--summary",
+            "copy.json",
+            env={"FLODL_SEED": "5", "FLODL_PICKS": "60"},
         ),
         "early": dies("early", 0),
         "death": dies("death", 3),
@@ -149,7 +167,13 @@ def test_the_summary_has_exactly_its_keys(ends):
             values = told[outer] if isinstance(told[outer], list) else [told[outer]]
             for value in values:
                 assert list(value) == keys.split(), outer
-        assert list(told["efficiency"]["waste"]) == "barrier dispatch reduce data lost".split()
+        assert list(told["efficiency"]["waste"]) == [
+            "barrier",
+            "dispatch",
+            "reduce",
+            "data",
+            "lost",
+        ]
     assert ends("paced").summary["eval"], "at least one"
     copy = (ends("paced").place / "copy.json").read_bytes()
     assert copy == (ends("paced").run_dir / "summary.json").read_bytes()

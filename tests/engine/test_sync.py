@@ -38,7 +38,8 @@ def ends(launches):
     """All runs of this file, by name."""
     started = {
         "cadence": launches.submit(
-            "cadence", *"--ranks 2 --workload digits-lenet --epochs 12 --slow 1:2.5".split()
+            "cadence",
+            *["--ranks", "2", "--workload", "digits-lenet", "--epochs", "12", "--slow", "1:2.5"],
         )
     }
     for workload in ("digits-mlp", "digits-lenet"):
@@ -47,7 +48,7 @@ def ends(launches):
             words = ("--workload", workload, "--seed", "3", "--epochs", "2")
             started[name] = launches.submit(name, *SYNC, *words)
     started["other seed"] = launches.submit(
-        "other-seed", *SYNC, *"--workload digits-mlp --seed 4 --epochs 2".split()
+        "other-seed", *SYNC, *("--workload", "digits-mlp", "--seed", "4", "--epochs", "2")
     )
     started["script"] = launches.submit("script", *SYNC, "train.py", files={"train.py": SCRIPT})
     return lambda name: started[name].result()
