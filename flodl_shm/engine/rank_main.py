@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from flodl_shm.engine import ticket as tickets
+from flodl_shm.engine.loader_death import note_dead_workers
 from flodl_shm.engine.script import as_the_script_sees_it, run_script
 from flodl_shm.errors import FlodlError
 from flodl_shm.proc.error_file import write_error
@@ -106,6 +107,7 @@ def _report(ticket: Ticket, session: ShmSession, error: BaseException, *, cause:
     """Write error file and log. Where neither can be written, stderr tells it."""
     if ticket.script is not None:
         error = as_the_script_sees_it(error, ticket.script)
+    note_dead_workers(error)
     why = write_error(
         Path(ticket.error_file),
         error,

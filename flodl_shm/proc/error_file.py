@@ -54,7 +54,8 @@ class ErrorReport(msgspec.Struct, frozen=True):
 
     def headline(self) -> str:
         """`KeyError: 'x' (train.py:12)`: the one line that must be seen."""
-        head = f"{self.kind}: {self.message}" if self.message else self.kind
+        first, *_ = self.message.strip().splitlines() or [""]
+        head = f"{self.kind}: {first}" if first else self.kind
         place = f" ({self.where()})" if self.file else ""
         return (head or self.cause) + place
 
@@ -183,6 +184,7 @@ def _is_users(file: str) -> bool:
 
 def _plain(text: str, limit: int) -> str:
     """Cut in the middle, since both ends of a traceback matter; without lone surrogates."""
+    text = str.__str__(text)  # exactly str: nothing else is encoded, and torch words a KeyError so
     if len(text) > limit:
         text = f"{text[: limit // 2]}\n... (cut) ...\n{text[-limit // 2 :]}"
     with contextlib.suppress(UnicodeEncodeError):

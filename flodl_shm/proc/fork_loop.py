@@ -26,6 +26,7 @@ from flodl_shm.proc import parcel
 from flodl_shm.proc.exit_status import ExitStatus
 from flodl_shm.proc.fork_messages import Answer, Exit, Ready, Refused, Spawn, Spawned
 from flodl_shm.proc.forked_child import Entry, Outfit, become_rank, fork, reset_signals
+from flodl_shm.proc.leftovers import is_cleaner, kill_groups
 from flodl_shm.proc.lifeline import close_launcher_descriptors
 from flodl_shm.proc.prctl import adopt_orphans, die_with_parent, set_name
 from flodl_shm.proc.procfs import children_of, own_threads
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 IDLE_MS: Final = 60_000  # every event wakes the poll; should one ever not, it costs this much
 LAST_KILLS_S: Final = 1.5  # nothing of the run may be left 2 s after the launcher's end
+CLEANING_S: Final = 1.0  # of it, for those who remove the names that the others leave
 _DEAF_TO: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _BLAS: Final = "OPENBLAS_NUM_THREADS"
 
@@ -219,18 +221,18 @@ class _Server:
 
     def end_everything(self) -> None:
         """Kill all ranks, their groups and every orphan adopted, and wait for them, bounded."""
-        deadline = time.monotonic() + LAST_KILLS_S
-        for pid in self._ranks:
-            with contextlib.suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)
-        while time.monotonic() < deadline:
+        began = time.monotonic()
+        if self._ranks:
+            kill_groups(self._ranks)
+        while (now := time.monotonic()) < began + LAST_KILLS_S:
             # Every kill can hand us new orphans, so look again until there is none.
             children = children_of(os.getpid())
             if not children:
                 return
             for pid in children:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+                if now > began + CLEANING_S or not is_cleaner(pid):
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, signal.SIGKILL)
             self._signals.read()
             _ended(self._ranks)
             select.select([self._signals.fd], [], [], 0.02)
@@ -249,7 +251,7 @@ def _ended(ranks: Collection[int]) -> list[tuple[int, ExitStatus]]:
             with contextlib.suppress(OSError):
                 # A rank that died before its setsid() is still in our group.
                 if pid in ranks and os.getpgid(pid) == pid:
-                    os.killpg(pid, signal.SIGKILL)
+                    kill_groups({pid})
             os.waitpid(pid, 0)
             ended.append((pid, ExitStatus.from_siginfo(info)))
     return ended

@@ -25,6 +25,7 @@ from flodl_shm.proc.exit_status import ExitStatus
 from flodl_shm.proc.fork_loop import Charter, become_server
 from flodl_shm.proc.fork_messages import Answer, Exit, Ready, Refused, Spawn, Spawned
 from flodl_shm.proc.forked_child import Entry, fork
+from flodl_shm.proc.leftovers import kill_groups
 from flodl_shm.proc.lifeline import Lifeline, close_in_launcher, keep_in_launcher
 from flodl_shm.proc.procfs import own_threads
 
@@ -266,9 +267,8 @@ class ForkServer:
 
         Their numbers are still theirs as long as a member of the group lives.
         """
-        for pid in self._ranks:
-            with contextlib.suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)
+        if self._ranks:
+            kill_groups(self._ranks)
         self._ranks.clear()
 
 

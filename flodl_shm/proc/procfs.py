@@ -32,6 +32,11 @@ class Stat:
         """Held by SIGSTOP or a debugger."""
         return self.state in {"T", "t"}
 
+    @property
+    def is_dead(self) -> bool:
+        """Ended, and only waiting to be reaped."""
+        return self.state in {"Z", "X"}
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -84,10 +89,11 @@ def own_threads() -> int:
 
 def children_of(pid: int) -> list[int]:
     """Direct children, zombies included. One pass over /proc: not for every turn of a loop."""
-    return [child for child, stat in _all_stats() if stat.parent == pid]
+    return [child for child, stat in all_stats() if stat.parent == pid]
 
 
-def _all_stats() -> Iterator[tuple[int, Stat]]:
+def all_stats() -> Iterator[tuple[int, Stat]]:
+    """Every process there is. One pass over /proc, as above."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             stat = read_stat(int(name))

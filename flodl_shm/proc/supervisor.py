@@ -6,7 +6,6 @@ and says only how. What a death means for the run is not known here.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
@@ -112,18 +111,14 @@ class Supervisor:
         return deaths
 
     def kill(self, rank: Rank, why: str) -> bool:
-        """SIGKILL a rank and its process group. False if it is gone already.
+        """SIGKILL a rank. False if it is gone already.
 
-        Dead is it when its pidfd says so.
+        Dead is it when its pidfd says so. What it had started goes when the server reaps it.
         """
         child = self.children.get(rank)
         if child is None or not self.send(rank, signal.SIGKILL):
             return False
         child.killed_why = child.killed_why or why
-        # The number is still the rank's: its pidfd took a signal, and the server reaps it later
-        # than that.
-        with contextlib.suppress(OSError):
-            os.killpg(child.pid, signal.SIGKILL)
         return True
 
     def send(self, rank: Rank, signum: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from multiprocessing import current_process
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
@@ -144,6 +145,7 @@ class Trainer:
         Under the launcher this process is one rank of it; in a plain process it trains here, on
         one device. Raises what the user's functions raise, FlodlError for the rest.
         """
+        _refuse_while_imported_by_a_worker()
         if sessions.CURRENT is not None:
             return GpuWorker(self.job, sessions.CURRENT).run()
         from flodl_shm.train.solo import run_alone
@@ -157,6 +159,15 @@ class Trainer:
     def start(self) -> Any:
         """Training in the background; not available in this version."""
         raise BadConfig("Trainer.start() is not available in this version", hint="Use run().")
+
+
+def _refuse_while_imported_by_a_worker() -> None:
+    """A worker that is not forked imports the script; it would train in there instead of work."""
+    if getattr(current_process(), "_inheriting", False):
+        raise BadConfig(
+            "the script trains while a worker process imports it",
+            hint='Put the training under `if __name__ == "__main__":`, or let workers be forked.',
+        )
 
 
 def _refuse_later(later: dict[str, Any]) -> None:
