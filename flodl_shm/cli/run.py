@@ -18,13 +18,25 @@ from flodl_shm.cli import dry_run as dry
 from flodl_shm.cli.devices import choose_devices
 from flodl_shm.cli.options import SectionedCommand, not_here
 from flodl_shm.cli.run_options import LATER_VALUES, OPTIONS
-from flodl_shm.cli.values import parse_batch_size, parse_milliseconds, parse_slow, parse_whole
+from flodl_shm.cli.values import (
+    parse_batch_size,
+    parse_milliseconds,
+    parse_ratios,
+    parse_slow,
+    parse_speed_hint,
+    parse_whole,
+)
 from flodl_shm.control.messages import Wishes
 from flodl_shm.engine.config import RunConfig
 from flodl_shm.errors import BadConfig
 from flodl_shm.gpu.inventory import usable_cuda_devices
 
 RENAMED = {"as_json": "json", "args": "script-args"}  # parameters named otherwise than written
+PARSED = {  # wishes whose words need reading
+    "batch_size": parse_batch_size,
+    "speed_hint": parse_speed_hint,
+    "partition_ratios": parse_ratios,
+}
 SOURCES = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment"}
 
 EPILOG = """Every option is also an environment variable, as FLODL_BATCH_SIZE; a flag wins over
@@ -126,9 +138,11 @@ def _workload_options(given: dict[str, Any]) -> dict[str, int | float | tuple[fl
 
 
 def _wishes(given: dict[str, Any]) -> Wishes:
-    size = given["batch_size"]
     words = {name: given[name] for name in Wishes.__struct_fields__}
-    return Wishes(**{**words, "batch_size": None if size is None else parse_batch_size(size)})
+    for name, parse in PARSED.items():
+        if words[name] is not None:
+            words[name] = parse(words[name])
+    return Wishes(**words)
 
 
 def _sources(ctx: click.Context) -> dict[str, str]:

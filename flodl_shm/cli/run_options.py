@@ -22,7 +22,6 @@ OUTPUT = "Files and screen"
 LATER_VALUES = {
     "policy": ("async",),
     "backend": ("nccl", "gloo"),
-    "tail": ("keep",),
     "progress": ("live",),
 }
 
@@ -77,13 +76,31 @@ OPTIONS: tuple[RunOption, ...] = (
         "[default: cadence]",
     ),
     working("--epochs", type=int, section=TRAINING, help="Passes over the data."),
-    working("--batch-size", metavar="N", section=TRAINING, help="Samples of one step of one rank."),
+    working(
+        "--batch-size",
+        metavar="N[,N...]",
+        section=TRAINING,
+        help="Samples of one step, for all ranks or one for each. [default: 32]",
+    ),
+    working(
+        "--augment",
+        type=int,
+        section=TRAINING,
+        help="Passes of each sample in an epoch, each with a key of its own. [default: 1]",
+    ),
     working("--seed", type=int, section=TRAINING, help="Of model, data order and training."),
     working(
         "--tail",
-        type=_choice("drop", name="tail"),
+        type=_choice("drop", "keep", name="tail"),
         section=TRAINING,
         help="What becomes of samples that fill no batch. [default: drop]",
+    ),
+    working(
+        "--eval-every",
+        type=int,
+        metavar="EPOCHS",
+        section=TRAINING,
+        help="Evaluate the consensus this often; 0: only at the end. [default: 0]",
     ),
     working("--max-grad-norm", type=float, section=TRAINING, help="Clip gradients to this norm."),
     working(
@@ -98,6 +115,25 @@ OPTIONS: tuple[RunOption, ...] = (
         type=float,
         section=BALANCE,
         help="Part of the time that may go into reduces: windows grow until it holds.",
+    ),
+    working(
+        "--max-batch-diff",
+        type=int,
+        metavar="N",
+        section=BALANCE,
+        help="Batches a rank may be ahead of another in a window; 0: lockstep.",
+    ),
+    working(
+        "--speed-hint",
+        metavar="R:X",
+        section=BALANCE,
+        help="A first guess: rank R is slowest, the others are X times as fast.",
+    ),
+    working(
+        "--partition-ratios",
+        metavar="LIST",
+        section=BALANCE,
+        help="Fixed shares by rank instead of measured ones, summing to 1: 0.7,0.3.",
     ),
     working(
         "--gamma",
@@ -173,12 +209,8 @@ OPTIONS: tuple[RunOption, ...] = (
     working("-v", "--verbose", count=True, section=OUTPUT, help="Every decision, when it changes."),
     later("-m", "--module", metavar="MODULE", does="Run a module as a script."),
     later("--config", metavar="FILE", does="Options from a TOML file."),
-    later("--augment", metavar="N", neutral="1", does="Passes of each sample in an epoch."),
     later("--lr-scale", metavar="X", does="Scale the learning rate with the world."),
-    later("--max-batch-diff", metavar="N", does="Bound on the lead of a fast rank."),
     later("--max-overshoot", metavar="N", does="Batches beyond the window, under async."),
-    later("--speed-hint", metavar="R:X", multiple=True, does="A first guess of a rank's speed."),
-    later("--partition-ratios", metavar="LIST", does="Fixed shares instead of measured ones."),
     later("--async-apply", metavar="delta|easgd", does="How an async rank takes the mean."),
     later("--easgd-alpha", metavar="X", does="Strength of the pull under easgd."),
     later("--outer", metavar="none|slowmo|diloco[:lr,mu]", neutral="none", does="Outer optimizer."),
@@ -195,7 +227,6 @@ OPTIONS: tuple[RunOption, ...] = (
     later("--on-death", metavar="continue|abort", neutral="continue", does="What a death means."),
     later("--callback-timeout", metavar="S", does="For evaluation and checkpoint callbacks."),
     later("--epoch-callback-rank", metavar="fastest|N", does="Who runs callbacks."),
-    later("--eval-every", metavar="EPOCHS", neutral="0", does="0: only the final evaluation."),
     later("--trace", metavar="FILE", does="A trace of the run."),
     later("--serve", metavar="[HOST:]PORT", does="A page about the run."),
     later("--start", metavar="fork|spawn", neutral="fork", does="How ranks are made."),

@@ -6,7 +6,6 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from flodl_shm.cli.options import not_here
 from flodl_shm.engine.config import Slow
 from flodl_shm.errors import BadConfig
 from flodl_shm.ids import Rank
@@ -24,19 +23,29 @@ def parse_slow(words: Iterable[str]) -> tuple[Slow, ...]:
 
 def parse_milliseconds(word: str) -> tuple[float, ...]:
     """20,40,80 -> (20.0, 40.0, 80.0)."""
-    try:
-        return tuple(float(part) for part in word.split(","))
-    except ValueError:
+    return _floats(word, "--step-ms", "milliseconds", "20,40,80")
+
+
+def parse_ratios(word: str) -> tuple[float, ...]:
+    """0.7,0.3 -> (0.7, 0.3)."""
+    return _floats(word, "--partition-ratios", "shares", "0.7,0.3")
+
+
+def parse_batch_size(word: str) -> int | tuple[int, ...]:
+    """64 -> 64, and 64,32 -> (64, 32)."""
+    sizes = tuple(parse_whole(part, "--batch-size") for part in word.split(","))
+    return sizes if len(sizes) > 1 else sizes[0]
+
+
+def parse_speed_hint(word: str) -> tuple[Rank, float]:
+    """1:2.5 -> rank 1 is the slowest, the others are 2.5 times as fast."""
+    rank, _, times = word.partition(":")
+    if not rank.strip().isdecimal() or math.isnan(_float(times)):
         raise BadConfig(
-            f"--step-ms {word!r} is no list of milliseconds", hint="Write it as 20,40,80."
-        ) from None
-
-
-def parse_batch_size(word: str) -> int:
-    """One number. A size per rank is understood, and refused."""
-    if "," in word:
-        raise not_here(f"--batch-size {word}, one size per rank,", "Give one number.")
-    return parse_whole(word, "--batch-size")
+            f"--speed-hint {word!r} is not RANK:TIMES",
+            hint="1:2.5 says that rank 1 is the slowest and the others are 2.5 times as fast.",
+        )
+    return Rank(int(rank)), _float(times)
 
 
 def parse_whole(word: str, flag: str) -> int:
@@ -56,6 +65,15 @@ def _one_slow(word: str) -> Slow:
             hint="1:2.5 makes rank 1 take 2.5 times as long.",
         )
     return Slow(Rank(int(match[1])), factor, int(match[3] or 0))
+
+
+def _floats(word: str, flag: str, what: str, example: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in word.split(","))
+    except ValueError:
+        raise BadConfig(
+            f"{flag} {word!r} is no list of {what}", hint=f"Write it as {example}."
+        ) from None
 
 
 def _float(word: str) -> float:

@@ -309,6 +309,12 @@ class Settled(msgspec.Struct, frozen=True):
     max_batch_diff: int | None = None
 
     @property
+    def batch_size(self) -> int | tuple[int, ...]:
+        """As a user says it: one number where all ranks have the same."""
+        same = len(set(self.batch_sizes)) == 1
+        return self.batch_sizes[0] if same else self.batch_sizes
+
+    @property
     def picks(self) -> int:
         """Picks there are in one pass over the data: samples x augmentations."""
         return self.samples * self.augment

@@ -32,7 +32,15 @@ PACED = "paced"  # the only workload with options of its own
 PACED_OPTIONS = ("step_ms", "picks")
 
 # Only ElChe reads these, and under `sync` every window is one batch.
-NEEDS_WINDOWS = ("anchor", "max_anchor", "overhead_target", "gamma")
+NEEDS_WINDOWS = (
+    "anchor",
+    "max_anchor",
+    "overhead_target",
+    "gamma",
+    "max_batch_diff",
+    "speed_hint",
+    "partition_ratios",
+)
 
 OptionValue = int | float | tuple[float, ...]
 
@@ -146,8 +154,14 @@ class RunConfig:
     def _check_wishes(self) -> None:
         wishes = self.wishes
         plan.check(wishes)
+        plan.check_ranks(wishes, self.ranks)
         if wishes.seed is not None and wishes.seed > LARGEST_SEED:
             raise BadConfig(f"--seed {wishes.seed} is above {LARGEST_SEED}")
+        if wishes.partition_ratios is not None and wishes.speed_hint is not None:
+            raise BadConfig(
+                "--speed-hint has no effect beside --partition-ratios",
+                hint="Fixed shares are never guessed.",
+            )
         if wishes.policy == "sync":
             for name in NEEDS_WINDOWS:
                 if getattr(wishes, name) is not None:

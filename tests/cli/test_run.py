@@ -56,7 +56,8 @@ def test_what_follows_the_script_is_the_scripts(launched):
 
 def test_every_setting_reaches_its_field(launched):
     words = """--ranks 2 --devices cpu,cpu --backend shm --slow 1:2.5 --slow 0:3@1 --workload paced
-        --step-ms 20,40.5 --picks 90 --policy cadence --epochs 3 --batch-size 4 --seed 9 --tail drop
+        --step-ms 20,40.5 --picks 90 --policy cadence --epochs 3 --batch-size 4,8 --seed 9
+        --tail keep --augment 2 --eval-every 1 --max-batch-diff 5 --speed-hint 1:2.5
         --max-grad-norm 1.5 --anchor 4 --max-anchor 40 --overhead-target 0.1 --gamma 0.5
         --dead-after 2 --stall-timeout 60 --grace 7 --run-dir elsewhere --name trial
         --progress line --show-ranks all --summary out.json -vv"""
@@ -65,9 +66,14 @@ def test_every_setting_reaches_its_field(launched):
     assert {name: getattr(config.wishes, name) for name in config.wishes.__struct_fields__} == {
         "policy": "cadence",
         "epochs": 3,
-        "batch_size": 4,
+        "batch_size": (4, 8),
         "seed": 9,
-        "tail": "drop",
+        "tail": "keep",
+        "augment": 2,
+        "eval_every": 1,
+        "max_batch_diff": 5,
+        "speed_hint": (1, 2.5),
+        "partition_ratios": None,
         "anchor": 4,
         "max_anchor": 40,
         "overhead_target": 0.1,
@@ -153,6 +159,18 @@ def test_the_exit_code_is_the_launchers(launched, code):
         ("--name a/b", "cannot be part of a directory's name"),
         ("-q -v", "-q and -v exclude each other"),
         ("--summary no/where.json", "there is no directory no"),
+        ("--batch-size 4,4,4", "3 batch sizes are given for 2 ranks"),
+        ("--batch-size 4,x", "--batch-size 'x' is no whole number"),
+        ("--speed-hint 2:3", "the speed hint names rank 2 of 2 ranks"),
+        ("--speed-hint 1", "--speed-hint '1' is not RANK:TIMES"),
+        ("--speed-hint 1:0.4", "says the others are 0.4 times as fast"),
+        ("--partition-ratios 0.5,0.6", "sum to 1.1"),
+        ("--partition-ratios a,b", "is no list of shares"),
+        ("--partition-ratios 1", "1 partition ratios are given for 2 ranks"),
+        ("--partition-ratios 0.5,0.5 --speed-hint 0:2", "--speed-hint has no effect beside"),
+        ("--policy sync --max-batch-diff 1", "--max-batch-diff has no effect under --policy sync"),
+        ("--augment 0", "augment is 0"),
+        ("--eval-every -1", "eval_every is -1"),
         ("--batch-size four", "--batch-size 'four' is no whole number"),
     ],
 )
@@ -168,12 +186,12 @@ def test_what_cannot_be_is_one_sentence_and_exit_2(launched, capsys, words, sent
 
 @pytest.mark.parametrize(
     "words",
-    """--policy async|--backend nccl|--backend gloo|--tail keep|--progress live|--batch-size 64,32
-    |-m package.module|--config f.toml|--augment 2|--lr-scale 2|--max-batch-diff 3|--max-overshoot 3
-    |--speed-hint 1:2|--partition-ratios 1,2|--async-apply delta|--easgd-alpha 0.5|--outer slowmo
+    """--policy async|--backend nccl|--backend gloo|--progress live
+    |-m package.module|--config f.toml|--lr-scale 2|--max-overshoot 3
+    |--async-apply delta|--easgd-alpha 0.5|--outer slowmo
     |--guard msf|--lr-control on|--arena-dtype bf16|--save x|--save-every 1|--keep 3|--resume auto
     |--max-failures 1|--restarts 1|--rejoin-optimizer peer|--on-death abort|--callback-timeout 5
-    |--epoch-callback-rank fastest|--eval-every 1|--trace f|--serve 8080|--start spawn
+    |--epoch-callback-rank fastest|--trace f|--serve 8080|--start spawn
     |--devices GPU-3f1c""".replace("\n", "").split("|"),
 )
 def test_what_is_not_built_is_refused(launched, capsys, words):

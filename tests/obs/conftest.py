@@ -31,7 +31,7 @@ def settled(**changes):
         "policy": "cadence",
         "world_size": 2,
         "epochs": 1,
-        "batch_size": 1,
+        "batch_sizes": (1, 1),
         "seed": 7,
         "tail": "drop",
         "samples": 30,
@@ -39,6 +39,8 @@ def settled(**changes):
         "max_anchor": 1000,
         "overhead_target": 0.05,
         "gamma": 1.0,
+        "augment": 1,
+        "eval_every": 0,
     }
     return Settled(**{**plan, **changes})
 
