@@ -220,6 +220,7 @@ class ReduceCycle:
             sizes={rank: self.plan.batch_sizes[rank] for rank in living},
             calibrated=self._balance.calibrated,
             elastic=self._balance.elastic,
+            most_ahead=self.plan.max_batch_diff,
         )
 
     def _needs_ahead(self, belief: Belief) -> dict[Rank, int]:

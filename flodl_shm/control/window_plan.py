@@ -8,6 +8,7 @@ one reduce and nobody trains a pick twice. Counts are in batches; a batch has ea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -44,6 +45,7 @@ class Belief:
     sizes: Counts  # picks of a batch
     calibrated: bool
     elastic: bool
+    most_ahead: int | None = None  # batches a rank may have more than another
 
     @property
     def picks(self) -> int:
@@ -86,18 +88,21 @@ def plan_sync(left: int, sizes: Counts) -> WindowPlan:
 def split_picks(left: int, belief: Belief) -> dict[Rank, int]:
     """Batches that take all of `left` picks with the least makespan; one of them may be short.
 
-    With equal sizes that is exact; with unequal ones batches are dealt one by one to whoever
-    would end it first, which is at most one batch from the best.
+    With equal sizes that is exact. With unequal ones, or a bound on who may be ahead, batches are
+    dealt one by one to whoever would end it first, which is at most one batch from the best.
     """
-    sizes = belief.sizes
-    if len(set(sizes.values())) == 1:
+    sizes, ahead = belief.sizes, belief.most_ahead
+    if len(set(sizes.values())) == 1 and ahead is None:
         size = next(iter(sizes.values()))
         return split_remainder(-(-left // size), belief.costs)
     known = [cost for cost in belief.costs.values() if cost is not None]
     price = {rank: cost or max(known, default=1.0) for rank, cost in belief.costs.items()}
     batches = dict.fromkeys(sizes, 0)
+    # Crumbs go to somebody: with fewer batches left than ranks one is ahead by 1, bound or not.
+    bound = math.inf if ahead is None else max(ahead, 1)
     while left > 0:
-        rank = min(batches, key=lambda r: ((batches[r] + 1) * price[r], r))
+        fit = [rank for rank in batches if batches[rank] < min(batches.values()) + bound]
+        rank = min(fit, key=lambda r: ((batches[r] + 1) * price[r], r))
         batches[rank] += 1
         left -= sizes[rank]
     return batches

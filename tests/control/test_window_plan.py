@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,6 +65,14 @@ def test_a_short_batch_is_the_last_of_the_epoch() -> None:
     sizes = dict.fromkeys(COUNTS, 32)
     plan = plan_window(33, belief(sizes=sizes))
     assert sum(plan.planned.values()) == 2
+
+
+@pytest.mark.parametrize(("bound", "most"), [(0, 1), (3, 3)])
+def test_nobody_gets_ahead_by_more_than_the_bound(bound: int, most: int) -> None:
+    for left in range(1, 90):
+        plan = plan_window(left, belief(elastic=False, most_ahead=bound))
+        assert max(plan.planned.values()) - min(plan.planned.values()) <= most
+        assert sum(plan.planned.values()) == left
 
 
 def test_unequal_batches_end_together() -> None:
