@@ -2,8 +2,8 @@
 
 Python's resource tracker removes the names of semaphores and shared memory that its rank's loader
 workers had made, torch's manager those of its shared files. Both do so when the last process that
-could use a name is gone, and then end by themselves. Killed along with the others, they leave the
-names in /dev/shm for ever.
+could use a name is gone, the manager two seconds later, and then end by themselves. Killed along
+with the others, they leave the names in /dev/shm for ever.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from flodl_shm.proc.procfs import all_stats, read_stat
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-CLEANERS: Final = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+_TRACKER: Final = b"from multiprocessing.resource_tracker import main"  # an argument of its python
+_MANAGER: Final = b"torch_shm_manager"  # its program
 # Each pass finds what was forked during the one before; somebody who forks faster is not chased.
 _PASSES: Final = 20
 
@@ -44,10 +45,11 @@ def kill_groups(groups: Collection[int]) -> None:
 def is_cleaner(pid: int) -> bool:
     """Whether the process only removes what others leave. False for one that is gone."""
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        program, *words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return any(word in command for word in CLEANERS)
+    is_tracker = any(word.startswith(_TRACKER) for word in words)
+    return is_tracker or program.rpartition(b"/")[2] == _MANAGER
 
 
 def _kill(pid: int, group: int) -> None:

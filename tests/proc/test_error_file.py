@@ -141,6 +141,22 @@ def test_an_exception_never_raised_has_no_place(tmp_path):
     assert report_of(tmp_path / "e", ValueError("x")).headline() == "ValueError: x"
 
 
+class Spelled(str):
+    """As torch words a KeyError of a loader's worker, so that its lines stay lines."""
+
+    __slots__ = ()
+
+    def __repr__(self):
+        return self
+
+
+def test_a_message_of_another_kind_of_text_is_told_and_its_first_line_heads_it(tmp_path):
+    error = KeyError(Spelled("Caught KeyError in a worker.\nOriginal Traceback: ..."))
+    report = report_of(tmp_path / "e", error)
+    assert report.message.endswith("Original Traceback: ...")
+    assert report.headline() == "KeyError: Caught KeyError in a worker."
+
+
 def test_the_first_failure_of_a_process_stands(tmp_path):
     path = tmp_path / "e"
     report_of(path, ValueError("the cause"))
