@@ -306,6 +306,12 @@ class Host:
         """Ranks whose process still exists."""
         return [member.rank for member in self.members.values() if not member.gone]
 
+    def is_owed_a_cause(self) -> bool:
+        """True while a process is gone and how it ended is not known yet: it may have failed."""
+        return any(
+            not child.is_alive and not child.settled for child in self.supervisor.children.values()
+        )
+
     def close(self) -> None:
         """Give memory and descriptors back. Processes must be gone."""
         for member in self.members.values():

@@ -169,7 +169,7 @@ class HostLoop:
         graceful = end.status == "ok" or (end.status == "stopped" and self._ladder.pressed == 1)
         limit_s = self.host.config.stall_timeout_s if graceful else 0.0
         deadline = Nanos(time.monotonic_ns() + int(limit_s * 1e9))
-        while self.host.alive():
+        while self.host.alive() or self.host.is_owed_a_cause():
             now = Nanos(time.monotonic_ns())
             if now >= deadline or self._ladder.pressed > 1 or self.failed is not None:
                 if graceful and now >= deadline:
@@ -178,7 +178,6 @@ class HostLoop:
                 self._kill_all(now)
                 return
             self._turn_late()
-        self._turn_late()
 
     def _turn_late(self) -> None:
         """A turn after the end: scripts may still print, end with an error, be interrupted."""
@@ -191,7 +190,9 @@ class HostLoop:
         for rank in self.host.alive():
             self.host.supervisor.kill(rank, "the run has ended")
         deadline = now + KILL_LIMIT_NS
-        while self.host.alive() and time.monotonic_ns() < deadline:
+        while self.host.alive() or self.host.is_owed_a_cause():
+            if time.monotonic_ns() >= deadline:
+                break
             self._turn()
         for rank in self.host.alive():
             self.recorder.say(f"rank {rank} did not end within 5 s of SIGKILL; it is left behind")
