@@ -204,7 +204,7 @@ def test_an_early_exit_0_of_one_rank_is_a_death_and_the_run_goes_on(ends, name):
         assert epoch["duplicated"] == epoch["missing"] == epoch["dropped"] == 0
     assert len(told["coverage"]) == 2
     assert told["params_sha256"]
-    assert told["deaths"][0]["next_commit_ms"] > 0
+    assert told["deaths"][0]["next_commit_ms"] >= 0  # the death itself may let the round commit
 
 
 @pytest.mark.parametrize("name", ["paced", "early", "death", "interrupted"])
