@@ -46,7 +46,7 @@ class Cell:
 
     def load(self) -> int:
         """Read the word."""
-        return int(self._word[0])
+        return self._word[0]
 
     def store(self, value: int) -> None:
         """Write the word, 0 .. 2**64 - 1. Only its one writer may."""

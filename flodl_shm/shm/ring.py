@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import struct
 import time
-import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from flodl_shm.errors import PeerBroke, PeersLost, WeBroke
 from flodl_shm.shm.cell import LINE_BYTES, Cell, words
@@ -43,7 +43,9 @@ MAX_MESSAGE = 1 << 30  # a reader buffers pieces up to here, then the message is
 # The sequence is the position of the frame since the beginning of the ring: it grows with each
 # frame, and the frame of an older lap at the same place cannot pass for this one.
 FRAME = struct.Struct("<IIQII")
-CHECKED = 20  # bytes of the frame header that its own checksum covers
+HEAD = struct.Struct("<IIQI")  # the part of it that its own checksum covers
+CHECKED = HEAD.size
+FRAME_BYTES = FRAME.size
 
 WHOLE, FIRST, PIECE, LAST = 1, 2, 3, 4
 KINDS = {WHOLE: "whole", FIRST: "first piece", PIECE: "piece", LAST: "last piece"}
@@ -53,7 +55,7 @@ POLL_S = 0.0005  # only for a writer without a bell of its own
 
 def _span(body_bytes: int) -> int:
     """Return the bytes a frame takes in the ring: header, body, padding to a whole word."""
-    return FRAME.size + (body_bytes + 7) // 8 * 8
+    return FRAME_BYTES + (body_bytes + 7 & ~7)
 
 
 class Ring:
@@ -91,16 +93,21 @@ class Ring:
     def put(self, position: int, data: bytes | memoryview) -> None:
         """Copy `data` to its place, around the end where need be."""
         at = position % self.capacity
-        first = min(len(data), self.capacity - at)
-        self._data[at : at + first] = data[:first]
-        if first < len(data):
-            self._data[: len(data) - first] = data[first:]
+        end = at + len(data)
+        if end <= self.capacity:
+            self._data[at:end] = data
+        else:
+            first = self.capacity - at
+            self._data[at:] = data[:first]
+            self._data[: end - self.capacity] = data[first:]
 
     def get(self, position: int, count: int) -> bytes:
         """Copy `count` bytes out, around the end where need be."""
         at = position % self.capacity
-        first = bytes(self._data[at : at + min(count, self.capacity - at)])
-        return first if len(first) == count else first + bytes(self._data[: count - len(first)])
+        end = at + count
+        if end <= self.capacity:
+            return self._data[at:end].tobytes()
+        return self._data[at:].tobytes() + self._data[: end - self.capacity].tobytes()
 
 
 class Writer:
@@ -112,6 +119,9 @@ class Writer:
         self._bell = ring_bell
         self._peer = peer
         self._head = ring.head.load()
+        # As far as the reader had given room when last asked. Room is never taken back, so to look
+        # at its cursor, a cache line of the other core, can wait until this is used up.
+        self._room_to = self._head
 
     def send(self, body: bytes | memoryview, *, deadline_ns: int, wait: Wait | None = None) -> None:
         """Write one message of any size.
@@ -120,12 +130,13 @@ class Writer:
         `wait(ready, timeout_ns)`, else by looking every half millisecond. Raises PeersLost when
         the peer has not read by then, naming it; the reader is told of a message cut off so.
         """
-        started = time.monotonic_ns()
-        limit = self._ring.piece_bytes
-        if len(body) <= limit:
-            self._make_room(len(body), started, deadline_ns, wait)
+        length, limit = len(body), self._ring.piece_bytes
+        if length <= limit:
+            if self._head + _span(length) > self._room_to:
+                self._make_room(length, time.monotonic_ns(), deadline_ns, wait)
             self._publish(WHOLE, body)
             return
+        started = time.monotonic_ns()
         rest = memoryview(body)
         kind = FIRST
         while rest:
@@ -135,15 +146,15 @@ class Writer:
             kind = PIECE
 
     def _publish(self, kind: int, body: bytes | memoryview) -> None:
-        at = self._head
-        checked = FRAME.pack(len(body), kind, at, zlib.crc32(body), 0)[:CHECKED]
-        self._ring.put(at, checked + zlib.crc32(checked).to_bytes(4, "little"))
-        self._ring.put(at + FRAME.size, body)
+        at, ring = self._head, self._ring
+        checked = HEAD.pack(len(body), kind, at, crc32(body))
+        # Joined here, stored once: a call less, and a slice of shared memory less.
+        ring.put(at, b"".join((checked, crc32(checked).to_bytes(4, "little"), body)))
         order()
         # The private copy first: an exception from a signal handler in between leaves a whole
         # frame that the next one publishes too; the other way it would be overwritten.
-        self._head = at + _span(len(body))
-        self._ring.head.store(self._head)
+        self._head = head = at + _span(len(body))
+        ring.head.store(head)
         self._bell()
 
     def _make_room(
@@ -171,6 +182,7 @@ class Writer:
             raise PeerBroke(
                 f"{self._peer} says it has read {tail} bytes of the {self._head} written"
             )
+        self._room_to = tail + self._ring.capacity
         return self._ring.capacity - used
 
 
@@ -250,8 +262,8 @@ class Reader:
 
         When PeerBroke comes behind good messages these are returned first; the next call raises.
         """
-        out: list[bytes | BadFrame] = []
         end = self._ring.head.load()
+        out: list[bytes | BadFrame] = [] if self._owed is not None else self._take_plain(end)
         try:
             while self._tail < end or not out:
                 message = self.read()
@@ -264,6 +276,43 @@ class Reader:
             self._owed = broke
         return out
 
+    def _take_plain(self, head: int) -> list[bytes | BadFrame]:
+        """Sound whole messages from the tail on, up to the first frame that is anything else.
+
+        Copied out at once and released at once: half the time per message of `_read_frame`,
+        which has the rest, and the last word on every frame that is not plain.
+        """
+        ring, start = self._ring, self._tail
+        size = head - start
+        out: list[bytes | BadFrame] = []
+        if self._parts is not None or not FRAME_BYTES <= size <= ring.capacity:
+            return out
+        order()  # the head before the bytes it covers
+        at, unpack, append = 0, FRAME.unpack_from, out.append
+        try:
+            raw = ring.get(start, size)
+            while at + FRAME_BYTES <= size:
+                length, kind, sequence, crc, own_crc = unpack(raw, at)
+                body_at = at + FRAME_BYTES
+                body = raw[body_at : body_at + length]
+                after = body_at + (length + 7 & ~7)
+                if (
+                    own_crc != crc32(raw[at : at + CHECKED])
+                    or crc != crc32(body)
+                    or kind != WHOLE
+                    or sequence != start + at
+                    or after > size
+                ):
+                    break
+                append(body)
+                at = after
+        except MemoryError:
+            return []  # nothing is released: frame by frame, only those that are too large get lost
+        if out:
+            self._dropping = False
+            self._release(start + at)
+        return out
+
     def _read_frame(self) -> bytes | BadFrame | None:
         length, kind, crc = self._header()
         sequence = self._tail
@@ -274,33 +323,33 @@ class Reader:
                 why = f"its writer gave up after {self._parts_bytes} bytes"
                 return BadFrame(self._peer, sequence, PIECE, 0, why)
         try:
-            body = self._ring.get(sequence + FRAME.size, length)
+            body = self._ring.get(sequence + FRAME_BYTES, length)
         except MemoryError:
             return self._lost(kind, length, sequence, "no memory for it")
         finally:
             self._release(sequence + _span(length))
-        is_good = crc == zlib.crc32(body)
+        is_good = crc == crc32(body)
+        if kind == WHOLE and is_good:  # nothing to join, and nothing is being dropped, see above
+            return body
         return self._assembled(kind, body, is_good=is_good, sequence=sequence)
 
     def _header(self) -> tuple[int, int, int]:
         """Check the header at the tail; return length, kind, body checksum."""
-        head = self._ring.head.load()
+        ring, at = self._ring, self._tail
+        head = ring.head.load()
         order()  # the head before the bytes it covers
-        ready = head - self._tail
-        if not FRAME.size <= ready <= self._ring.capacity:
+        ready = head - at
+        if not FRAME_BYTES <= ready <= ring.capacity:
             # Nothing is given up: the writer keeps its own count, the next frame may mend it.
-            raise PeerBroke(
-                f"{self._peer} published {ready} bytes in a ring of {self._ring.capacity}"
-            )
-        raw = self._ring.get(self._tail, FRAME.size)
+            raise PeerBroke(f"{self._peer} published {ready} bytes in a ring of {ring.capacity}")
+        raw = ring.get(at, FRAME_BYTES)
         length, kind, sequence, crc, own_crc = FRAME.unpack(raw)
-        if own_crc != zlib.crc32(raw[:CHECKED]):
+        if own_crc != crc32(raw[:CHECKED]):
             fault = f"its checksum is {own_crc:#010x}"
-        elif kind not in KINDS or sequence != self._tail or _span(length) > ready:
+        elif kind not in KINDS or sequence != at or _span(length) > ready:
             fault = f"kind {kind}, sequence {sequence}, length {length} with {ready} bytes there"
         else:
             return length, kind, crc
-        at = self._tail
         self._resume(head)
         raise PeerBroke(f"{self._peer} wrote no frame header at {at}: {fault}")
 

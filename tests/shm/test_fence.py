@@ -9,9 +9,19 @@ from flodl_shm.shm import fence as module
 from flodl_shm.shm.fence import fence, order
 
 
+class Lock:
+    """Notes every crossing: an acquire and a release."""
+
+    def __init__(self, crossings) -> None:
+        self.release = lambda: crossings.append(1)
+
+    def acquire(self) -> None:
+        pass
+
+
 def test_one_crossing_on_x86_and_two_elsewhere(monkeypatch):
     crossings = []
-    monkeypatch.setattr(module, "_cross", lambda: crossings.append(1))
+    monkeypatch.setattr(module, "allocate_lock", lambda: Lock(crossings))
     for strong, expected in ((True, [1]), (False, [1, 1])):
         monkeypatch.setattr(module, "STRONG_ORDER", strong)
         crossings.clear()
@@ -21,7 +31,7 @@ def test_one_crossing_on_x86_and_two_elsewhere(monkeypatch):
 
 def test_order_is_free_where_the_processor_keeps_it(monkeypatch):
     crossings = []
-    monkeypatch.setattr(module, "_cross", lambda: crossings.append(1))
+    monkeypatch.setattr(module, "allocate_lock", lambda: Lock(crossings))
     monkeypatch.setattr(module, "STRONG_ORDER", True)
     order()
     assert crossings == []

@@ -93,24 +93,24 @@ def test_memoryviews_are_taken_too(pair):
     assert pair.take_all() == [b"bc"]
 
 
-def test_publish_order_is_body_then_head_then_bell(pair):
+@pytest.mark.parametrize("body", [b"12345678", memoryview(b"12345678")], ids=type)
+def test_publish_order_is_body_then_head_then_bell(pair, body):
     seen = []
     ring = pair.ring
-    real_put, real_store = ring.put, ring.head.store
-    ring.put = lambda at, data: (seen.append(("put", ring.head.load())), real_put(at, data))
+    real_store = ring.head.store
 
     class Head:
         load = ring.head.load
 
         @staticmethod
         def store(value):
-            seen.append(("head", value))
+            seen.append(("head", value, ring.get(FRAME.size, 8)))
             real_store(value)
 
     ring.head = Head()
     pair.writer._bell = lambda: seen.append(("bell", ring.head.load()))
-    pair.writer.send(b"12345678", deadline_ns=0)
-    assert seen == [("put", 0), ("put", 0), ("head", 32), ("bell", 32)]
+    pair.writer.send(body, deadline_ns=0)
+    assert seen == [("head", 32, b"12345678"), ("bell", 32)]
 
 
 def test_a_reader_gives_the_room_back_with_a_bell(pair):
@@ -319,6 +319,38 @@ def test_no_memory_for_a_body_loses_the_message_not_the_slot(pair, monkeypatch):
     assert isinstance(bad, BadFrame)
     assert bad.why == "no memory for it"
     assert pair.reader.read() == b"second"
+
+
+def test_no_memory_for_all_at_once_loses_nothing(pair, monkeypatch):
+    for body in (b"first", b"second"):
+        pair.send(body)
+    real = pair.reader._ring.get
+
+    def no_memory(position, count):
+        if count > FRAME.size + 8:
+            raise MemoryError
+        return real(position, count)
+
+    monkeypatch.setattr(pair.reader._ring, "get", no_memory)
+    assert pair.reader.read_all() == [b"first", b"second"]
+
+
+def test_all_at_once_gives_the_room_back_at_once(pair):
+    rang = []
+    reader = Reader(pair.ring, peer="rank 3", ring_bell=lambda: rang.append(pair.ring.tail.load()))
+    for body in (b"first", b"second", b"third"):
+        pair.send(body)
+    assert reader.read_all() == [b"first", b"second", b"third"]
+    assert rang == [96]
+
+
+def test_a_writer_asks_for_room_only_when_what_it_knows_of_is_used_up(pair):
+    pair.send(b"x")
+    pair.memory[TAIL_AT : TAIL_AT + 8].cast("Q")[0] = 2**60
+    for _ in range(CAPACITY // 32 - 1):
+        pair.writer.send(b"y", deadline_ns=0)
+    with pytest.raises(PeerBroke, match="the launcher says it has read"):
+        pair.writer.send(b"z", deadline_ns=0)
 
 
 @pytest.mark.parametrize("raising", [0, 31, 32])
