@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import signal
@@ -109,9 +110,11 @@ def test_a_rank_is_like_a_fresh_program(rig):
 
     def preload():
         server_facts["blas"] = os.environ.get("OPENBLAS_NUM_THREADS")
+        server_facts["collects"] = str(gc.isenabled())
 
     def entry(ticket, fds):
         facts = {
+            "collects": [server_facts["collects"], gc.isenabled()],
             "session": os.getsid(0) == os.getpid(),
             "stdin": sys.stdin.read(),
             "term": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
@@ -130,6 +133,7 @@ def test_a_rank_is_like_a_fresh_program(rig):
     facts = json.loads(first.hear(b"\n"))
     del facts["descriptors"]
     assert facts == {
+        "collects": ["False", True],  # not while the server imports, but in the rank
         "session": True,
         "stdin": "",
         "term": True,
