@@ -28,6 +28,7 @@ from flodl_shm.cli.values import (
 )
 from flodl_shm.control.messages import Wishes
 from flodl_shm.engine.config import RunConfig
+from flodl_shm.engine.view import plainness
 from flodl_shm.errors import BadConfig
 from flodl_shm.gpu.inventory import usable_cuda_devices
 
@@ -104,6 +105,7 @@ def settle(given: dict[str, Any], sources: dict[str, str]) -> RunConfig:
         run_root=given["run_dir"],
         name=given["name"],
         progress=given["progress"],
+        plain=plainness(os.environ.get("NO_COLOR"), os.environ.get("TERM")),
         show_ranks=given["show_ranks"],
         summary=summary,
         quiet=given["quiet"],

@@ -22,7 +22,6 @@ OUTPUT = "Files and screen"
 LATER_VALUES = {
     "policy": ("async",),
     "backend": ("nccl", "gloo"),
-    "progress": ("live",),
 }
 
 
@@ -176,11 +175,11 @@ OPTIONS: tuple[RunOption, ...] = (
     working("--name", section=OUTPUT, help="Of this run; part of its directory's name."),
     working(
         "--progress",
-        type=_choice("auto", "line", "json", "none", name="progress"),
+        type=_choice("auto", "live", "line", "json", "none", name="progress"),
         default="auto",
         section=OUTPUT,
         show_default=True,
-        help="What the screen shows.",
+        help="What the screen shows. auto: live on a terminal, else lines.",
     ),
     working(
         "--show-ranks",

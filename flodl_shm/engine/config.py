@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from flodl_shm.ids import Rank
 
-PROGRESS_MODES = ("auto", "line", "json", "none")
+PROGRESS_MODES = ("auto", "live", "line", "json", "none")
 SHOWN_RANKS = ("0", "all", "errors")
 MAX_RANKS = 256  # far above one host; a slip of the keyboard must not fork ten thousand processes
 LARGEST_SEED = 2**63 - 1  # torch.manual_seed takes no more
@@ -92,6 +92,7 @@ class RunConfig:
     run_root: Path = Path("runs")
     name: str | None = None
     progress: str = "auto"
+    plain: str = ""  # why nothing should be drawn on this terminal, see engine/view.py
     show_ranks: str = "0"
     summary: Path | None = None
     quiet: bool = False

@@ -84,6 +84,7 @@ class HostLoop:
             self.recorder.say(fault)
         self.host.faults.clear()
         self.recorder.show(self.host.output_lines())
+        self.recorder.tick(now)
         if now >= self._tick_at:
             self._tick_at = Nanos(now + TICK_NS)
             self._tick(now)
@@ -96,7 +97,6 @@ class HostLoop:
         poll.poll(max(0, left_ns // 1_000_000 + 1))
 
     def _tick(self, now: Nanos) -> None:
-        self.recorder.tick(now)
         self._step(Tick(), now)
         if self._grace_until is not None and now >= self._grace_until:
             self._grace_until = None

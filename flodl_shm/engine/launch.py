@@ -15,10 +15,10 @@ from flodl_shm.engine.host_loop import HostLoop
 from flodl_shm.engine.rank_main import RankEntry, preload
 from flodl_shm.engine.recorder import Recorder
 from flodl_shm.engine.settings import SettingsFile
+from flodl_shm.engine.view import open_view
 from flodl_shm.ids import Nanos
 from flodl_shm.obs.journal import Journal
 from flodl_shm.obs.metrics import MetricsFile
-from flodl_shm.obs.progress import Progress, View
 from flodl_shm.obs.run_dir import RunDir
 from flodl_shm.obs.summary import versions
 from flodl_shm.obs.tally import RunFacts as TallyFacts
@@ -77,6 +77,7 @@ def _drive(host: Host, recorder: Recorder, signals: SignalPipe, server: ForkServ
     try:
         end = loop.run()
     finally:
+        recorder.progress.close()  # whatever comes now is said on a plain terminal
         server.close()  # with every rank that is left, whatever went wrong
         host.supervisor.close()
         host.close()
@@ -117,9 +118,7 @@ def _recorder(config: RunConfig, run_dir: RunDir, started_at: Nanos) -> Recorder
         started_at=started_at,
     )
     tally = Tally(facts)
-    mode = "line" if config.progress == "auto" else config.progress
-    view = View(mode=mode, quiet=config.quiet, verbose=config.verbose)
-    progress = Progress(tally, sys.stderr if config.as_json else sys.stdout, view)
+    progress = open_view(config, tally, sys.stderr if config.as_json else sys.stdout)
     journal = Journal(run_dir.journal, warn=progress.say)
     wall = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     journal.header(run_id=run_dir.run_id, started=wall, at=started_at, versions=versions())

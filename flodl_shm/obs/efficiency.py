@@ -46,7 +46,8 @@ def measure(
         return Efficiency()
     committed = sum(rank.committed for rank in moving)
     rates = [rank.rate for rank in moving]
-    lost = sum(max(0, r.reported - r.committed) + r.rate * r.lost_ns / 1e9 for r in moving)
+    gone = sum(max(0, rank.reported - rank.committed - rank.in_flight) for rank in moving)
+    lost = gone + sum(rank.rate * rank.lost_ns for rank in moving) / 1e9
     return Efficiency(
         he=committed / ideal,
         vs_fastest=committed / (train_ns / 1e9) / max(rates),

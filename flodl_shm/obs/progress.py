@@ -1,14 +1,15 @@
 """What a person sees of a run: a start block, a line now and then, deaths, an end block.
 
 Whole plain lines on one stream, so a terminal, a file and a CI log all read well; `json` gives
-the same moments as one object per line. The record of the run is the journal, this is a view of
-it. Ranks never draw: only the launcher holds a Progress. The clock is an argument, but for the
-time of day in front of a line.
+the same moments as one object per line; `live` lets the lines pass above a region that shows the
+ranks. The record of the run is the journal, this is a view of it. Ranks never draw: only the
+launcher holds a Progress. The clock is an argument, but for the time of day in front of a line.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
@@ -24,16 +25,19 @@ if TYPE_CHECKING:
 
     from flodl_shm.control.messages import Message
     from flodl_shm.ids import Nanos
+    from flodl_shm.obs.live_screen import LiveScreen, Row
     from flodl_shm.obs.tally import Tally
 
+ALERTS = 3  # the newest ones stay in the live region: a loud rank must not scroll them away
 EVERY_NS = 10 * 1_000_000_000  # often enough to see it lives, seldom enough for a log of hours
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How much to show. `mode`: line | json | none (auto is line, until there is a live view)."""
+    """How much to show. `mode`: live | line | json | none; `auto` is one of them by now."""
 
     mode: str = "line"
+    colour: bool = True  # of the live region
     quiet: bool = False  # nothing but alerts and the end's result
     verbose: int = 0  # 1: every decision when it changes
     every_ns: int = EVERY_NS
@@ -49,6 +53,15 @@ class Progress:
         self._view = view or View()
         self._next_at: Nanos | None = None
         self._told: dict[str, str] = {}  # topic -> what was last said about it
+        self._alerts: deque[str] = deque(maxlen=ALERTS)
+        self._screen = self._open_screen()
+
+    def _open_screen(self) -> LiveScreen | None:
+        if self._view.mode != "live" or self._view.quiet:
+            return None
+        from flodl_shm.obs.live_screen import LiveScreen  # it imports rich
+
+        return LiveScreen(self._stream, colour=self._view.colour)
 
     # ---- moments of a run ---------------------------------------------------------------------
 
@@ -85,7 +98,10 @@ class Progress:
                 pass
 
     def tick(self, now: Nanos) -> None:
-        """A line if the last one is old enough. Call as often as convenient."""
+        """A line, or a drawing, if the last one is old enough. Call as often as convenient."""
+        if self._screen is not None:
+            self._draw(self._screen, now)
+            return
         if self._tally.last_commit is None or self._view.quiet:
             return
         if self._next_at is None:
@@ -105,8 +121,15 @@ class Progress:
         else:
             self._plain(line)
 
+    def close(self) -> None:
+        """Nothing is drawn from here on: what follows are plain lines. Twice is harmless."""
+        screen, self._screen = self._screen, None
+        if screen is not None:
+            self._or_go_blind(screen.close)
+
     def end(self, summary: dict[str, object], path: Path) -> None:
         """The end block. `summary` is what obs/summary.py made."""
+        self.close()
         if self._view.mode == "json":
             self._object("end", status=summary["status"], summary=summary)
             return
@@ -136,6 +159,8 @@ class Progress:
         if self._told.get(note.topic) == note.text and not note.alert:
             return
         self._told[note.topic] = note.text
+        if note.alert and self._screen is not None:
+            self._alerts.append(f"{self._view.clock()} {note.text}")
         if note.alert or self._view.verbose:
             self._moment(f"{note.text}", "note", topic=note.topic, text=note.text)
 
@@ -217,6 +242,10 @@ class Progress:
         total = self._epoch_total()
         return self._tally.epoch_picks.get(epoch, 0) / total if total else 0.0
 
+    def _all_done_part(self) -> float:
+        plan, total = self._tally.plan, self._epoch_total()
+        return self._tally.picks / (total * plan.epochs) if plan and total else 0.0
+
     def _left_s(self) -> float | None:
         plan, rate = self._tally.plan, self._tally.picks_per_s
         if plan is None or not rate:
@@ -224,6 +253,23 @@ class Progress:
         return max(0, self._epoch_total() * plan.epochs - self._tally.picks) / rate
 
     # ---- writing ------------------------------------------------------------------------------
+
+    def _draw(self, screen: LiveScreen, now: Nanos) -> None:
+        from flodl_shm.obs.live_view import Standing, region
+
+        def rows(width: int, height: int) -> list[Row]:
+            standing = Standing(
+                done=self._all_done_part(),
+                epoch_done=self._done_part(self._tally.last_commit.epoch)
+                if self._tally.last_commit
+                else 0.0,
+                left_s=self._left_s(),
+                idle=self._idle(),
+                alerts=tuple(self._alerts),
+            )
+            return region(self._tally, standing, now=now, width=width, height=height)
+
+        self._or_go_blind(lambda: screen.tick(now, rows))
 
     def _moment(self, text: str, event: str, /, **figures: object) -> None:
         if self._view.mode == "json":
@@ -240,9 +286,24 @@ class Progress:
             self._write(line)
 
     def _write(self, line: str) -> None:
+        if self._screen is not None:
+            self._screen.line(self._fit(line))
+        else:
+            self._or_go_blind(lambda: self._put(line))
+
+    def _put(self, line: str) -> None:
+        self._stream.write(self._fit(line) + "\n")
+        self._stream.flush()
+
+    def _fit(self, line: str) -> str:
+        """Only characters that the stream can show, the others spelled out."""
+        encoding = self._stream.encoding or "utf-8"
+        return line.encode(encoding, "backslashreplace").decode(encoding)
+
+    def _or_go_blind(self, write: Callable[[], None]) -> None:
         """A reader that went away (`| head`) must not end a training."""
         try:
-            self._stream.write(line + "\n")
-            self._stream.flush()
+            write()
         except (OSError, ValueError):
             self._view = View(mode="none", quiet=True)
+            self._screen = None

@@ -23,11 +23,16 @@ class RankTally:
     device: str = ""
     rows: list[Row] = field(default_factory=list)  # one per incarnation, in order
     batches: int = 0
+    windows: int = 0
+    window_batches: int = 0  # of the newest window
+    reports: int = 0  # messages from it
+    orders: int = 0  # messages to it
     reported: int = 0
     committed: int = 0
     busy_ns: int = 0
     wait_ns: int = 0
     data_ns: int = 0
+    callback_ns: int = 0
     barrier_ns: int = 0
     reduce_ns: int = 0
     lost_ns: int = 0  # dead incarnations: from their last reduce to their last sign of life
@@ -37,12 +42,18 @@ class RankTally:
     last_left_round: Round = Round(0)
     finished: Finished | None = None
     exit: str | None = None
+    _open: dict[Round, int] = field(default_factory=dict)  # picks of rounds not yet committed
     _counted: dict[Row, int] = field(default_factory=dict)  # picks of an incarnation, seen so far
 
     @property
     def rate(self) -> float:
         """Its own speed: picks per busy second; 0 before its first report."""
         return self.reported / (self.busy_ns / 1e9) if self.busy_ns else 0.0
+
+    @property
+    def in_flight(self) -> int:
+        """Picks that were trained and reported, in rounds that may still commit."""
+        return sum(self._open.values())
 
     @property
     def is_dead(self) -> bool:
@@ -72,10 +83,18 @@ class RankTally:
             self.first_step_at = report.began_at
         else:
             self.wait_ns += report.wait_ns
+        self.windows += 1
+        self.window_batches = report.batches
         self.batches += report.batches
+        self.callback_ns += report.callback_ns
         self.reported += new
+        self._open[report.round] = self._open.get(report.round, 0) + new
         self.busy_ns += report.busy_ns
         self.data_ns += report.data_ns
+
+    def settle(self, last: Round | None) -> None:
+        """Rounds up to `last` have committed, with or without it; None: no round will any more."""
+        self._open = {r: n for r, n in self._open.items() if last is not None and r > last}
 
     def leave(self, report: Left) -> None:
         """Add one reduce."""

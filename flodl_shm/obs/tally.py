@@ -20,7 +20,9 @@ from flodl_shm.control.messages import (
     Evaluated,
     Finished,
     Left,
+    Order,
     Ready,
+    Report,
 )
 from flodl_shm.ids import Nanos, Rank
 from flodl_shm.obs.efficiency import Efficiency, measure
@@ -94,6 +96,10 @@ class Tally:
 
     def feed(self, message: Message, now: Nanos) -> None:
         """Take one event or action; messages that carry no figure are passed over."""
+        if isinstance(message, Report):
+            self.ranks[message.rank].reports += 1
+        elif isinstance(message, Order):
+            self.ranks[message.rank].orders += 1
         match message:
             case Ready() | Attached():
                 self._appear(message, now)
@@ -109,6 +115,7 @@ class Tally:
                 self.epochs.append(message)
             case Evaluated():
                 self._evaluating_ns += message.elapsed_ns
+                self.ranks[message.rank].callback_ns += message.elapsed_ns
                 if message.value is not None:
                     self.evals.append((message.epoch, message.value))
             case Died():
@@ -119,6 +126,8 @@ class Tally:
                 self.plan = message.plan
             case End():
                 self.end = message
+                for rank in self.ranks.values():
+                    rank.settle(None)
             case _:
                 pass
 
@@ -141,6 +150,8 @@ class Tally:
         self.reduces_ns.append(commit.reduce_ns)
         for rank, picks in commit.picks.items():
             self.ranks[Rank(int(rank))].committed += picks
+        for member in self.ranks.values():
+            member.settle(commit.round)
         picks = sum(commit.picks.values())
         self.epoch_picks[commit.epoch] = self.epoch_picks.get(commit.epoch, 0) + picks
         self._outside_ns += self._evaluating_ns + self._callbacks_ns.pop(commit.round, 0)

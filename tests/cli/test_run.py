@@ -186,7 +186,7 @@ def test_what_cannot_be_is_one_sentence_and_exit_2(launched, capsys, words, sent
 
 @pytest.mark.parametrize(
     "words",
-    """--policy async|--backend nccl|--backend gloo|--progress live
+    """--policy async|--backend nccl|--backend gloo
     |-m package.module|--config f.toml|--lr-scale 2|--max-overshoot 3
     |--async-apply delta|--easgd-alpha 0.5|--outer slowmo
     |--guard msf|--lr-control on|--arena-dtype bf16|--save x|--save-every 1|--keep 3|--resume auto
