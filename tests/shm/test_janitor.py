@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,34 @@ def test_nothing_else_is_touched(tmp_path):
     before = sorted(entry.name for entry in tmp_path.iterdir())
     assert sweep(tmp_path) == []
     assert sorted(entry.name for entry in tmp_path.iterdir()) == before
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
+def test_two_users_neither_meet_nor_open_what_the_other_left(tmp_path, children):
+    tmp_path.chmod(0o1777)  # as /dev/shm
+    other = 65534
+    mine = tmp_path / f"flodl-{UID}-0000000a"
+    mine.touch(mode=0o600)
+    theirs = tmp_path / f"flodl-{other}-0000000a"
+    theirs.touch(mode=0o600)
+    os.chown(theirs, other, other)
+
+    def be_the_other():
+        os.chdir(tmp_path)  # the way to it is closed to others
+        os.setgid(other)
+        os.setuid(other)
+        here = Path()
+        with pytest.raises(PermissionError):
+            (here / mine.name).open()
+        assert fresh_name().startswith(f"/flodl-{other}-")
+        assert sweep(here, patience_s=0.0) == [theirs.name]
+        Segment.create(4096, purpose="test").close()
+
+    with uid_lock(tmp_path):  # of ours: nobody else waits for it
+        child = children.fork(be_the_other)
+        assert children.join(child) == 0
+    assert mine.exists()
+    assert not theirs.exists()
 
 
 def test_a_live_segment_stays_until_its_holder_is_killed(tmp_path, children, ready_pipe):

@@ -99,6 +99,31 @@ def test_thousands_of_messages_both_ways_without_a_lost_wake_up(lines, children,
     assert longest < 2500 * MS
 
 
+def test_lost_wake_ups_cost_a_park_each_and_no_message(lines, children):
+    there, back = lines
+    lost = [number % 20 == 7 for number in range(100)]
+
+    def echo():
+        reader = there.reader("parent")
+        for _ in lost:
+            send_all(back, receive(there, reader, 1)[0], "parent")
+
+    child = children.fork(echo)
+    reader = back.reader("child")
+    waits = []
+    for number, is_lost in enumerate(lost):
+        time.sleep(0.002)  # the reader is asleep again
+        ring = (lambda: None) if is_lost else there.for_reader.ring
+        writer = Writer(there.ring, ring_bell=ring, peer="child")
+        writer.send(bytes([number]), deadline_ns=time.monotonic_ns() + 10_000 * MS)
+        got, waited = receive(back, reader, 1)
+        assert got == [bytes([number])]
+        waits.append(waited)
+    assert children.join(child) == 0
+    assert max(waits) < doorbell.PARK_NS + 500 * MS
+    assert max(waits) > doorbell.PARK_NS / 2  # they were lost indeed
+
+
 def test_a_stream_through_a_full_ring_stays_in_order(lines, children, monkeypatch):
     monkeypatch.setattr(doorbell, "PARK_NS", 5000 * MS)
     there, _ = lines
