@@ -23,14 +23,15 @@ WORKING = {
     "--picks", "--policy", "--epochs", "--batch-size", "--seed", "--tail", "--max-grad-norm",
     "--anchor", "--max-anchor", "--overhead-target", "--gamma", "--dead-after", "--stall-timeout",
     "--grace", "--run-dir", "--name", "--progress", "--show-ranks", "--summary", "--dry-run",
-    "--json", "--quiet", "--verbose",
+    "--json", "--quiet", "--verbose", "--augment", "--max-batch-diff", "--speed-hint",
+    "--partition-ratios", "--eval-every",
 }  # fmt: skip
 DECLARED = {
-    "--module", "--config", "--augment", "--lr-scale", "--max-batch-diff", "--max-overshoot",
-    "--speed-hint", "--partition-ratios", "--async-apply", "--easgd-alpha", "--outer", "--guard",
+    "--module", "--config", "--lr-scale", "--max-overshoot",
+    "--async-apply", "--easgd-alpha", "--outer", "--guard",
     "--lr-control", "--arena-dtype", "--save", "--save-every", "--keep", "--resume",
     "--max-failures", "--restarts", "--rejoin-optimizer", "--on-death", "--callback-timeout",
-    "--epoch-callback-rank", "--eval-every", "--trace", "--serve", "--start",
+    "--epoch-callback-rank", "--trace", "--serve", "--start",
 }  # fmt: skip
 
 

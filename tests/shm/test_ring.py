@@ -392,12 +392,9 @@ def test_size_for_gives_at_least_what_was_asked(asked):
     assert Ring.size_for(ring.capacity) == DATA_AT + ring.capacity
 
 
-def test_too_little_memory_is_refused():
+def test_memory_too_small_without_a_ring_or_with_another_is_refused(pair):
     with pytest.raises(WeBroke, match="does not fit into 447 bytes"):
         Ring(memoryview(bytearray(DATA_AT + MIN_CAPACITY - 1)), create=True)
-
-
-def test_memory_without_a_ring_or_with_another_is_refused(pair):
     with pytest.raises(WeBroke, match="no ring of 256 bytes here"):
         Ring(memoryview(bytearray(Ring.size_for(MIN_CAPACITY))))
     with pytest.raises(WeBroke, match="no ring of 960 bytes here"):
