@@ -148,7 +148,7 @@ class EngineLoop:
         self._runner = WindowRunner(
             rank=Rank(0),
             batch_size=task.batch_size,
-            source=PickSource(as_source(task.dataset), seed=0),
+            source=PickSource(as_source(task.dataset), seed=0, augmented=False),
             stepper=Stepper(model, optimizer, task.train_step, device=torch.device("cpu")),
             rate=LearningRate(optimizer, None, 1),
             pacer=Pacer(),

@@ -153,7 +153,7 @@ class GpuWorker:
         return WindowRunner(
             rank=session.rank,
             batch_size=plan.batch_sizes[session.rank],
-            source=PickSource(self._source, plan.seed, job.transform),
+            source=PickSource(self._source, plan.seed, job.transform, augmented=plan.augment > 1),
             stepper=Stepper(
                 model,
                 optimizer,

@@ -31,6 +31,20 @@ def test_a_pick_is_a_sample_in_a_variant() -> None:
     assert batch.tolist() == [3, 3, 9]
 
 
+def test_without_augmentation_a_pick_is_a_sample() -> None:
+    class Scribbles(Numbers):
+        def get_batch(self, indices: NDArray[np.int64]) -> tuple[torch.Tensor]:
+            batch = super().get_batch(indices)
+            indices[:] = 0  # it may
+            return batch
+
+    source = PickSource(as_source(Scribbles()), seed=0, augmented=False)
+    assert source.fetch(np.array([3, 7]))[0].tolist() == [3, 7]
+    source.transform = lambda batch, keys: keys
+    picks = np.array([3, 7])
+    assert source.fetch(picks).tolist() == pick_keys(np.array([3, 7]), seed=0, epoch=0).tolist()
+
+
 def test_the_transform_gets_one_key_for_each_pick() -> None:
     def shift(batch: Any, keys: torch.Tensor) -> Any:
         return batch[0] + keys % 7, keys

@@ -37,11 +37,13 @@ class PickSource:
     seed: int
     transform: Transform | None = None
     epoch: int = 0
+    augmented: bool = True  # False: every pick is the number of a sample
 
     def fetch(self, picks: NDArray[np.int64]) -> Any:
         """The batch of these picks, 1-D int64, as the dataset and the transform make it."""
-        samples = len(self.source)
-        batch = self.source.fetch(picks % samples)
+        if not self.augmented and self.transform is None:
+            return self.source.fetch(picks)  # which may write to them: nobody needs them after
+        batch = self.source.fetch(picks % len(self.source))
         if self.transform is None:
             return batch
         keys = pick_keys(picks, seed=self.seed, epoch=self.epoch)

@@ -33,12 +33,15 @@ class _Tensors:
     def __init__(self, dataset: TensorDataset) -> None:
         self._tensors = dataset.tensors
         self._length = len(dataset)
+        self._in_memory = all(t.device.type == "cpu" for t in dataset.tensors)
 
     def __len__(self) -> int:
         return self._length
 
     def fetch(self, indices: NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
         index = torch.from_numpy(indices)
+        if self._in_memory:  # where a step can be so short that asking each time shows
+            return tuple([t.index_select(0, index) for t in self._tensors])
         return tuple(t.index_select(0, index.to(t.device)) for t in self._tensors)
 
 
