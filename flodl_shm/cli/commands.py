@@ -16,7 +16,6 @@ LATER_COMMANDS = {
     "plan": "Run the coordinator on an imagined rig.",
     "bench": "Measure this machine.",
     "selftest": "Prove on this machine what the project promises.",
-    "replay": "Step a journal again and compare.",
 }
 
 

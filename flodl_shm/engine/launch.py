@@ -121,7 +121,14 @@ def _recorder(config: RunConfig, run_dir: RunDir, started_at: Nanos) -> Recorder
     progress = open_view(config, tally, sys.stderr if config.as_json else sys.stdout)
     journal = Journal(run_dir.journal, warn=progress.say)
     wall = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    journal.header(run_id=run_dir.run_id, started=wall, at=started_at, versions=versions())
+    journal.header(
+        run_id=run_dir.run_id,
+        started=wall,
+        at=started_at,
+        versions=versions(),
+        world_size=config.ranks,
+        flags=config.wishes,
+    )
     told = SettingsFile(run_dir, config, started=wall, warn=progress.say)
     metrics = MetricsFile(run_dir.metrics, warn=progress.say)
     return Recorder(journal=journal, tally=tally, settings=told, metrics=metrics, progress=progress)

@@ -1,17 +1,23 @@
 """The record of a run: every event and action of the coordinator, one JSON line each, in order.
 
-The first line is a header. The classes are those of control/messages.py, so a line can be read
-back into the very message that was stepped. A full disk must not stop a training: the journal
-says so once and ends there, since a gap in the middle would make it a lie.
+The first line is a header with all that a coordinator is made of. The classes are those of
+control/messages.py, so a line can be read back into the very message that was stepped. A full
+disk must not stop a training: the journal says so once and ends there, since a gap in the middle
+would make it a lie. While the file is being written its writer holds a lock on it, which the
+kernel releases with the process: whether a run is under way is a fact, not a guess.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+import fcntl
+import math
+import struct
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from flodl_shm.control.messages import Action, Event, Message
+from flodl_shm.control import messages
+from flodl_shm.control.messages import Action, Event, Message, Wishes
 from flodl_shm.errors import BadConfig
 from flodl_shm.ids import Nanos
 
@@ -21,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SCHEMA = 1
+FLOCK = struct.Struct("@hhqqi4x")  # struct flock of Linux on 64 bits: type, whence, start, len, pid
 Kind = Literal["event", "action", "note"]
 
 
@@ -32,6 +39,8 @@ class Header(msgspec.Struct, frozen=True):
     started: str  # wall time, ISO 8601: the only one in the file
     started_at: Nanos  # the same moment on the clock of all other lines
     versions: dict[str, str]
+    world_size: int = 0  # this and the next are what the coordinator was made with
+    flags: Wishes = Wishes()
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -53,10 +62,23 @@ class Journal:
         # Unbuffered: a line is in the kernel when `write` returns, so a killed launcher loses none.
         self._file = open(path, "xb", buffering=0)  # noqa: SIM115 - lives as long as the run
         self._broken = False
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            pass  # a file system without locks: only `flodl-shm status` knows less
 
-    def header(self, *, run_id: str, started: str, at: Nanos, versions: Mapping[str, str]) -> None:
+    def header(
+        self,
+        *,
+        run_id: str,
+        started: str,
+        at: Nanos,
+        versions: Mapping[str, str],
+        world_size: int,
+        flags: Wishes,
+    ) -> None:
         """Write the first line."""
-        self._line(Header(SCHEMA, run_id, started, at, dict(versions)))
+        self._line(Header(SCHEMA, run_id, started, at, dict(versions), world_size, flags))
 
     def write(self, kind: Kind, message: Message, now: Nanos) -> None:
         """Append one record. Never raises because of the disk."""
@@ -83,6 +105,17 @@ class Journal:
         self._warn(f"the journal {self._path} ends here ({why}); the training goes on without it")
 
 
+def writer_of(path: str | os.PathLike[str]) -> int | None:
+    """The process that writes the journal; None if none does, 0 if we cannot see which.
+
+    Asks for the lock's holder and takes nothing. Raises OSError if the file cannot be opened.
+    """
+    with open(path, "rb") as file:
+        asked = FLOCK.pack(fcntl.F_RDLCK, 0, 0, 0, 0)
+        kind, _, _, _, pid = FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    return None if kind == fcntl.F_UNLCK else max(0, int(pid))
+
+
 def read(path: str | os.PathLike[str]) -> Iterator[Header | Record]:
     """The header, then every record, as the objects they were.
 
@@ -90,13 +123,12 @@ def read(path: str | os.PathLike[str]) -> Iterator[Header | Record]:
     that is no journal of this schema.
     """
     header = msgspec.json.Decoder(Header)
-    record = msgspec.json.Decoder(Record)
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
                 return
             try:
-                one = header.decode(line) if number == 1 else record.decode(line)
+                one = header.decode(line) if number == 1 else decode(line)
             except msgspec.MsgspecError as error:
                 raise BadConfig(
                     f"{path} line {number} is no record of a journal: {error}"
@@ -104,3 +136,30 @@ def read(path: str | os.PathLike[str]) -> Iterator[Header | Record]:
             if isinstance(one, Header) and one.schema != SCHEMA:
                 raise BadConfig(f"{path} has schema {one.schema}, this version reads {SCHEMA}")
             yield one
+
+
+_decoder = msgspec.json.Decoder(Record)
+
+
+def decode(line: bytes) -> Record:
+    """One record. Raises msgspec.MsgspecError on anything else."""
+    try:
+        return _decoder.decode(line)
+    except msgspec.ValidationError:
+        raw = msgspec.json.decode(line)
+        if not _put_nan_back(raw):
+            raise
+        return msgspec.convert(raw, Record)
+
+
+def _put_nan_back(raw: Any) -> bool:
+    """JSON has no word for a float that is none, so null stands there; True if one was found."""
+    message = raw.get("message") if isinstance(raw, dict) else None
+    if not isinstance(message, dict):
+        return False
+    fields = getattr(getattr(messages, str(message.get("type")), None), "__annotations__", {})
+    broken = [
+        name for name, value in message.items() if value is None and fields.get(name) == "float"
+    ]
+    message.update(dict.fromkeys(broken, math.nan))
+    return bool(broken)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from flodl_shm.errors import HostUnfit
+from flodl_shm.errors import BadConfig, HostUnfit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from flodl_shm.ids import Rank
 
 LATEST = "latest"
+SETTINGS = "run.json"
+JOURNAL = "journal.jsonl"
 TRIES = 100  # runs of one name in one second, before something is wrong with the directory
 
 # Two words are easier to say aloud and to type than eight hex digits.
@@ -65,7 +67,7 @@ class RunDir:
     @property
     def journal(self) -> Path:
         """Every event and action."""
-        return self.path / "journal.jsonl"
+        return self.path / JOURNAL
 
     @property
     def metrics(self) -> Path:
@@ -80,7 +82,7 @@ class RunDir:
     @property
     def settings(self) -> Path:
         """run.json: what was asked for, by whom, on what."""
-        return self.path / "run.json"
+        return self.path / SETTINGS
 
     def rank(self, rank: Rank) -> Path:
         """The directory of one rank."""
@@ -97,6 +99,14 @@ class RunDir:
     def write_settings(self, facts: Mapping[str, object]) -> None:
         """Write run.json. Raises HostUnfit when the disk refuses."""
         write_json(self.settings, {"schema": 1, "run_id": self.run_id, **facts})
+
+
+def find_run(path: Path) -> Path:
+    """The run directory that `path` is, or the newest one in it. Raises BadConfig on another."""
+    for place in (path, path / LATEST):
+        if (place / SETTINGS).is_file() or (place / JOURNAL).is_file():
+            return place.resolve()
+    raise BadConfig(f"there is no run in {path}", hint="Name a run directory, as runs/latest.")
 
 
 def write_json(path: Path, value: object) -> None:

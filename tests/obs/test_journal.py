@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import io
+import math
+import subprocess
+import sys
 
 import pytest
 
-from flodl_shm.control.messages import Arrived, Note, Tick
+from flodl_shm.control.messages import Arrived, Left, Note, Tick, Wishes
 from flodl_shm.errors import BadConfig
 from flodl_shm.ids import Nanos, Rank, Round, Row
-from flodl_shm.obs.journal import Header, Journal, Record, read
+from flodl_shm.obs.journal import Header, Journal, Record, read, writer_of
 
 
 @pytest.fixture
@@ -18,7 +21,14 @@ def journal(tmp_path):
 
 
 def header(journal):
-    journal.header(run_id="r", started="2026-01-01T00:00:00", at=Nanos(5), versions={"a": "1"})
+    journal.header(
+        run_id="r",
+        started="2026-01-01T00:00:00",
+        at=Nanos(5),
+        versions={"a": "1"},
+        world_size=3,
+        flags=Wishes(epochs=2, speed_hint=(Rank(1), 2.5)),
+    )
 
 
 def test_what_was_written_is_read_back_as_the_same_objects(journal, tmp_path):
@@ -27,7 +37,15 @@ def test_what_was_written_is_read_back_as_the_same_objects(journal, tmp_path):
     journal.write("event", arrived, Nanos(7))
     journal.write("action", Note("gate", "hold \u00e9"), Nanos(8))
     assert list(read(tmp_path / "journal.jsonl")) == [
-        Header(1, "r", "2026-01-01T00:00:00", Nanos(5), {"a": "1"}),
+        Header(
+            1,
+            "r",
+            "2026-01-01T00:00:00",
+            Nanos(5),
+            {"a": "1"},
+            3,
+            Wishes(epochs=2, speed_hint=(Rank(1), 2.5)),
+        ),
         Record("event", Nanos(7), arrived),
         Record("action", Nanos(8), Note("gate", "hold \u00e9")),
     ]
@@ -78,6 +96,52 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path, line, words):
     path.write_bytes(line)
     with pytest.raises(BadConfig, match=words):
         list(read(path))
+
+
+def test_a_float_that_is_no_number_comes_back(journal, tmp_path):
+    header(journal)
+    journal.write("event", Left(Rank(0), Row(0), Round(2), (Rank(0),), divergence=math.nan), 7)
+    _, record = read(tmp_path / "journal.jsonl")
+    assert math.isnan(record.message.divergence)
+    assert record.message.contributors == (0,)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"kind":"event","at":1,"message":{"type":"Left","rank":null}}\n',
+        b'{"kind":"event","at":1,"message":null}\n',
+        b'{"kind":"event","at":1,"message":{"type":"__doc__","rank":null}}\n',
+        b"[]\n",
+    ],
+)
+def test_null_elsewhere_is_no_record(journal, tmp_path, line):
+    header(journal)
+    with (tmp_path / "journal.jsonl").open("ab") as file:
+        file.write(line)
+    with pytest.raises(BadConfig, match="line 2 is no record"):
+        list(read(tmp_path / "journal.jsonl"))
+
+
+@pytest.mark.procs
+def test_who_writes_a_journal_can_be_asked(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    code = (
+        "import sys, pathlib; from flodl_shm.obs.journal import Journal;"
+        f"j = Journal(pathlib.Path({str(path)!r}), warn=print); print('open', flush=True);"
+        "sys.stdin.read()"
+    )
+    writer = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        writer.stdout.readline()
+        assert writer_of(path) == writer.pid
+        assert writer_of(path) == writer.pid  # asking takes nothing
+    finally:
+        writer.kill()
+        writer.communicate()
+    assert writer_of(path) is None
 
 
 class FullDisk(io.BytesIO):
