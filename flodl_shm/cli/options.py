@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LATER = "Not in this version"
-GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 ENVIRONMENT_PREFIX = "FLODL_"
 
 
@@ -36,7 +36,30 @@ class RunOption(click.Option):
 
 
 class SectionedCommand(click.Command):
-    """A command whose --help lists options under headings, in the order of their declaration."""
+    """A command whose --help lists options under headings, in the order of their declaration.
+
+    Options end after -m MODULE, as they do under python: what follows is the module's.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Say it in click's own words."""
+        return super().parse_args(ctx, self._module_ends_options(args))
+
+    def _module_ends_options(self, args: list[str]) -> list[str]:
+        options = {
+            name: one for one in self.params if isinstance(one, click.Option) for name in one.opts
+        }
+        at = 0
+        while at < len(args) and args[at].startswith("-") and args[at] != "--":
+            word = args[at]
+            name, equals, _ = word.replace("_", "-").partition("=")
+            option = options.get(name)
+            at += 1
+            if option is not None and not (option.is_flag or option.count or equals):
+                at += 1  # the next word is its value
+            if name == "--module" or word.startswith("-m"):
+                return [*args[:at], "--", *args[at:]]
+        return args
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """One definition list per section."""

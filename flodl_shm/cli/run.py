@@ -7,6 +7,8 @@ refusal answer at once.
 from __future__ import annotations
 
 import os
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +81,7 @@ def settle(given: dict[str, Any], sources: dict[str, str]) -> RunConfig:
     for name, values in LATER_VALUES.items():
         if given[name] in values:
             raise not_here(f"--{name} {given[name]}")
-    script, workload = _what_runs(given["script"], given["workload"])
+    what = _what_runs(given)
     devices = choose_devices(
         given["ranks"],
         given["devices"],
@@ -92,9 +94,7 @@ def settle(given: dict[str, Any], sources: dict[str, str]) -> RunConfig:
     return RunConfig(
         ranks=len(devices),
         devices=devices,
-        script=script,
-        script_args=given["args"],
-        workload=workload,
+        **what,
         workload_options=_workload_options(given),
         wishes=_wishes(given),
         backend=given["backend"],
@@ -117,17 +117,38 @@ def settle(given: dict[str, Any], sources: dict[str, str]) -> RunConfig:
     )
 
 
-def _what_runs(script: str | None, workload: str | None) -> tuple[Path | None, str | None]:
+def _what_runs(given: dict[str, Any]) -> dict[str, Any]:
+    """script, module or workload with the arguments, as RunConfig calls them."""
+    script, args, module = given["script"], given["args"], given["module"]
+    workload = given["workload"]
+    if module is not None:
+        if workload is not None:
+            raise BadConfig(f"asked to run both -m {module} and --workload {workload}")
+        _check_module(module)
+        return {"module": module, "script_args": args if script is None else (script, *args)}
     if script is None:
         workload = workload or workloads.DEFAULT
         workloads.check(workload)
-        return None, workload
+        return {"workload": workload}
     if workload is not None:
         raise BadConfig(f"asked to run both {script} and --workload {workload}")
-    path = Path(script)
-    if not path.is_file():
+    if not Path(script).is_file():
         raise BadConfig(f"there is no script {script}", hint="Paths count from where you are.")
-    return path, None
+    return {"script": Path(script), "script_args": args}
+
+
+def _check_module(module: str) -> None:
+    """Refuse what is not there. Ranks look for the rest of a dotted name: it imports packages."""
+    top, here = module.partition(".")[0], os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        found = bool(top) and find_spec(top) is not None
+    except ValueError:
+        found = False
+    finally:
+        sys.path.remove(here)
+    if not found:
+        raise BadConfig(f"there is no module {module} to run", hint="Modules are sought from here.")
 
 
 def _workload_options(given: dict[str, Any]) -> dict[str, int | float | tuple[float, ...]]:

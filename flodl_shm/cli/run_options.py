@@ -31,6 +31,13 @@ def _choice(*values: str, name: str = "") -> click.Choice[str]:
 
 OPTIONS: tuple[RunOption, ...] = (
     working(
+        "-m",
+        "--module",
+        metavar="MODULE",
+        section=RIG,
+        help="Run a module instead of SCRIPT, as python -m does; what follows is its own.",
+    ),
+    working(
         "--ranks",
         "--nproc-per-node",
         metavar="N|auto|gpu|cpu",
@@ -206,7 +213,6 @@ OPTIONS: tuple[RunOption, ...] = (
     ),
     working("-q", "--quiet", is_flag=True, section=OUTPUT, help="Only what went wrong."),
     working("-v", "--verbose", count=True, section=OUTPUT, help="Every decision, when it changes."),
-    later("-m", "--module", metavar="MODULE", does="Run a module as a script."),
     later("--config", metavar="FILE", does="Options from a TOML file."),
     later("--lr-scale", metavar="X", does="Scale the learning rate with the world."),
     later("--max-overshoot", metavar="N", does="Batches beyond the window, under async."),

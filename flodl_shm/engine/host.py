@@ -125,6 +125,7 @@ class Host:
             threads=config.threads or threads_per_rank(usable_cores(), config.ranks),
             seed=config.wishes.seed,
             script=str(config.script) if config.script else None,
+            module=config.module,
             script_args=config.script_args,
             workload=config.workload,
             workload_options=dict(config.workload_options),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from flodl_shm.engine import ticket as tickets
 from flodl_shm.engine.loader_death import note_dead_workers
-from flodl_shm.engine.script import as_the_script_sees_it, run_script
+from flodl_shm.engine.script import as_the_script_sees_it, run_module, run_script
 from flodl_shm.errors import FlodlError
 from flodl_shm.proc.error_file import write_error
 
@@ -82,10 +82,12 @@ def _be(ticket: Ticket, session: ShmSession) -> None:
     torch.set_num_threads(ticket.threads)
     sessions.CURRENT = session
     os.chdir(ticket.cwd)
-    if ticket.script is None:
-        _run_workload(ticket)
-    else:
+    if ticket.script is not None:
         run_script(ticket.script, ticket.script_args)
+    elif ticket.module is not None:
+        run_module(ticket.module, ticket.script_args)
+    else:
+        _run_workload(ticket)
 
 
 def _run_workload(ticket: Ticket) -> None:
@@ -105,8 +107,9 @@ def _fail(code: int) -> NoReturn:
 
 def _report(ticket: Ticket, session: ShmSession, error: BaseException, *, cause: str) -> None:
     """Write error file and log. Where neither can be written, stderr tells it."""
-    if ticket.script is not None:
-        error = as_the_script_sees_it(error, ticket.script)
+    main = getattr(sys.modules["__main__"], "__file__", None)
+    if ticket.workload is None and main is not None:
+        error = as_the_script_sees_it(error, main)
     note_dead_workers(error)
     why = write_error(
         Path(ticket.error_file),

@@ -86,6 +86,7 @@ def _outside_the_plan(config: RunConfig) -> dict[str, object]:
         "devices": ",".join(config.devices),
         "backend": config.backend,
         "script": str(config.script) if config.script else None,
+        "module": config.module,
         "script-args": list(config.script_args),
         "workload": config.workload,
         **{name.replace("_", "-"): value for name, value in config.workload_options.items()},

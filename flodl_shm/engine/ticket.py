@@ -20,6 +20,7 @@ class Ticket(msgspec.Struct, frozen=True):
     threads: int
     seed: int | None  # of flags and environment; None: the script's word counts
     script: str | None
+    module: str | None
     script_args: tuple[str, ...]
     workload: str | None
     workload_options: dict[str, OptionValue]

@@ -24,10 +24,10 @@ WORKING = {
     "--anchor", "--max-anchor", "--overhead-target", "--gamma", "--dead-after", "--stall-timeout",
     "--grace", "--run-dir", "--name", "--progress", "--show-ranks", "--summary", "--dry-run",
     "--json", "--quiet", "--verbose", "--augment", "--max-batch-diff", "--speed-hint",
-    "--partition-ratios", "--eval-every",
+    "--partition-ratios", "--eval-every", "--module",
 }  # fmt: skip
 DECLARED = {
-    "--module", "--config", "--lr-scale", "--max-overshoot",
+    "--config", "--lr-scale", "--max-overshoot",
     "--async-apply", "--easgd-alpha", "--outer", "--guard",
     "--lr-control", "--arena-dtype", "--save", "--save-every", "--keep", "--resume",
     "--max-failures", "--restarts", "--rejoin-optimizer", "--on-death", "--callback-timeout",

@@ -54,6 +54,22 @@ def test_what_follows_the_script_is_the_scripts(launched):
     assert len(config.devices) == config.ranks == 3
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["-m pkg.train --epochs 2 x", "-mpkg.train --epochs 2 x", "--module=pkg.train --epochs 2 x"],
+)
+def test_what_follows_a_module_is_the_modules(launched, words):
+    Path("pkg").mkdir()
+    Path("pkg/train.py").write_text("")
+    assert main_run(["--ranks", "3", "-v", *words.split()]) == 0
+    config = launched.config
+    args = tuple(words.split()[words.split().index("2") - 1 :])
+    assert (config.module, config.script, config.workload) == ("pkg.train", None, None)
+    assert config.script_args == args
+    assert (config.title, config.ranks, config.wishes.epochs) == ("pkg.train", 3, None)
+    assert "pkg" not in sys.modules
+
+
 def test_every_setting_reaches_its_field(launched):
     words = """--ranks 2 --devices cpu,cpu --backend shm --slow 1:2.5 --slow 0:3@1 --workload paced
         --step-ms 20,40.5 --picks 90 --policy cadence --epochs 3 --batch-size 4,8 --seed 9
@@ -141,6 +157,10 @@ def test_the_exit_code_is_the_launchers(launched, code):
         ("--workload nope", "there is no workload 'nope'"),
         ("--workload paced train.py", "asked to run both train.py and --workload paced"),
         ("nope.py", "there is no script nope.py"),
+        ("-m nope.train", "there is no module nope.train to run"),
+        ("-m .", "there is no module . to run"),
+        ("-m pkg --workload paced", "there is no module pkg"),
+        ("--workload paced -m pkg", "asked to run both -m pkg and --workload paced"),
         (".", "there is no script ."),
         ("--slow 1", "--slow '1' is not RANK:FACTOR"),
         ("--slow 1:x", "--slow '1:x' is not RANK:FACTOR"),
@@ -187,7 +207,7 @@ def test_what_cannot_be_is_one_sentence_and_exit_2(launched, capsys, words, sent
 @pytest.mark.parametrize(
     "words",
     """--policy async|--backend nccl|--backend gloo
-    |-m package.module|--config f.toml|--lr-scale 2|--max-overshoot 3
+    |--config f.toml|--lr-scale 2|--max-overshoot 3
     |--async-apply delta|--easgd-alpha 0.5|--outer slowmo
     |--guard msf|--lr-control on|--arena-dtype bf16|--save x|--save-every 1|--keep 3|--resume auto
     |--max-failures 1|--restarts 1|--rejoin-optimizer peer|--on-death abort|--callback-timeout 5
