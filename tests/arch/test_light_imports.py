@@ -12,6 +12,7 @@ LIGHT = [
     "import flodl_shm",
     "import flodl_shm.cli.main, flodl_shm.run, flodl_shm.__main__, flodl_net.cli",
     "import flodl_shm.control.coordinator, flodl_shm.workloads",
+    "import flodl_shm.engine.launch",  # a launcher computes nothing and takes no device
     "import flodl_shm.obs.progress, flodl_shm.obs.summary, flodl_shm.obs.run_dir",
     "from flodl_shm.cli.main import main_run; main_run(['--dry-run', '--json'])",
     "from flodl_shm.cli.main import main; main(['run', '--help'])",
