@@ -25,12 +25,19 @@ class RunOption(click.Option):
     """An option in a section of --help, which FLODL_<OPTION> can set too."""
 
     def __init__(
-        self, names: Sequence[str], *, section: str, neutral: str = "", **attrs: Any
+        self,
+        names: Sequence[str],
+        *,
+        section: str,
+        neutral: str = "",
+        listed: bool = False,
+        **attrs: Any,
     ) -> None:
         longs = [name for name in names if name.startswith("--")]
         attrs["envvar"] = [environment_name(name) for name in longs]
         super().__init__(names, **attrs)
         self.section = section
+        self.listed = listed  # values with commas between them: a list in a config file
         self.neutral = neutral  # of an option not built: the one value that asks for nothing
         self.flag = longs[0]
 

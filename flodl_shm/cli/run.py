@@ -40,10 +40,11 @@ PARSED = {  # wishes whose words need reading
     "speed_hint": parse_speed_hint,
     "partition_ratios": parse_ratios,
 }
-SOURCES = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment"}
+SOURCES = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment", "DEFAULT_MAP": "config"}
 
 EPILOG = """Every option is also an environment variable, as FLODL_BATCH_SIZE; a flag wins over
-it, and it wins over the script's own arguments to Trainer. Options after SCRIPT are the script's.
+it, it wins over the --config file, and that over the script's own arguments to Trainer. Options
+after SCRIPT or -m MODULE are the script's.
 Examples: `python -m flodl_shm.run --ranks 2 train.py`; with the second rank 2.5 times slower:
 `python -m flodl_shm.run --ranks 2 --slow 1:2.5`; only look: `--dry-run`."""
 
@@ -97,6 +98,7 @@ def settle(given: dict[str, Any], sources: dict[str, str]) -> RunConfig:
         **what,
         workload_options=_workload_options(given),
         wishes=_wishes(given),
+        config_file=given["config"],
         backend=given["backend"],
         slow=parse_slow(given["slow"]),
         dead_after_s=given["dead_after"],

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from flodl_shm import workloads
+from flodl_shm.cli.config_file import read_config
 from flodl_shm.cli.options import RunOption, later, working
 
 RIG = "Ranks and devices"
@@ -31,6 +32,15 @@ def _choice(*values: str, name: str = "") -> click.Choice[str]:
 
 OPTIONS: tuple[RunOption, ...] = (
     working(
+        "--config",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        is_eager=True,
+        callback=read_config,
+        section=RIG,
+        help="Options from a TOML file: epochs = 3. Flags and environment win over it.",
+    ),
+    working(
         "-m",
         "--module",
         metavar="MODULE",
@@ -44,7 +54,13 @@ OPTIONS: tuple[RunOption, ...] = (
         section=RIG,
         help="Processes to train with. auto: one per usable GPU, else 2 on CPU.",
     ),
-    working("--devices", metavar="LIST", section=RIG, help="One per rank, as cuda:0,cuda:1,cpu."),
+    working(
+        "--devices",
+        metavar="LIST",
+        listed=True,
+        section=RIG,
+        help="One per rank, as cuda:0,cuda:1,cpu.",
+    ),
     working(
         "--backend",
         type=_choice("shm", name="backend"),
@@ -69,6 +85,7 @@ OPTIONS: tuple[RunOption, ...] = (
     ),
     working(
         "--step-ms",
+        listed=True,
         metavar="LIST",
         section=RIG,
         help="paced only: milliseconds a step takes, one number per rank.",
@@ -84,6 +101,7 @@ OPTIONS: tuple[RunOption, ...] = (
     working("--epochs", type=int, section=TRAINING, help="Passes over the data."),
     working(
         "--batch-size",
+        listed=True,
         metavar="N[,N...]",
         section=TRAINING,
         help="Samples of one step, for all ranks or one for each. [default: 32]",
@@ -137,6 +155,7 @@ OPTIONS: tuple[RunOption, ...] = (
     ),
     working(
         "--partition-ratios",
+        listed=True,
         metavar="LIST",
         section=BALANCE,
         help="Fixed shares by rank instead of measured ones, summing to 1: 0.7,0.3.",
@@ -213,7 +232,6 @@ OPTIONS: tuple[RunOption, ...] = (
     ),
     working("-q", "--quiet", is_flag=True, section=OUTPUT, help="Only what went wrong."),
     working("-v", "--verbose", count=True, section=OUTPUT, help="Every decision, when it changes."),
-    later("--config", metavar="FILE", does="Options from a TOML file."),
     later("--lr-scale", metavar="X", does="Scale the learning rate with the world."),
     later("--max-overshoot", metavar="N", does="Batches beyond the window, under async."),
     later("--async-apply", metavar="delta|easgd", does="How an async rank takes the mean."),

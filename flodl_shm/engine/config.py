@@ -83,6 +83,7 @@ class RunConfig:
     script_args: tuple[str, ...] = ()
     workload: str | None = None
     workload_options: Mapping[str, OptionValue] = field(default_factory=dict)
+    config_file: Path | None = None  # where some of the rest was said
     wishes: Wishes = Wishes()
     backend: str = "shm"
     slow: tuple[Slow, ...] = ()

@@ -82,6 +82,7 @@ class SettingsFile:
 
 def _outside_the_plan(config: RunConfig) -> dict[str, object]:
     return {
+        "config": str(config.config_file) if config.config_file else None,
         "ranks": config.ranks,
         "devices": ",".join(config.devices),
         "backend": config.backend,

@@ -207,7 +207,7 @@ def test_what_cannot_be_is_one_sentence_and_exit_2(launched, capsys, words, sent
 @pytest.mark.parametrize(
     "words",
     """--policy async|--backend nccl|--backend gloo
-    |--config f.toml|--lr-scale 2|--max-overshoot 3
+    |--lr-scale 2|--max-overshoot 3
     |--async-apply delta|--easgd-alpha 0.5|--outer slowmo
     |--guard msf|--lr-control on|--arena-dtype bf16|--save x|--save-every 1|--keep 3|--resume auto
     |--max-failures 1|--restarts 1|--rejoin-optimizer peer|--on-death abort|--callback-timeout 5
