@@ -70,6 +70,14 @@ OPTIONS: tuple[RunOption, ...] = (
         help="How replicas meet.",
     ),
     working(
+        "--start",
+        type=_choice("fork", "spawn"),
+        default="fork",
+        section=RIG,
+        show_default=True,
+        help="How ranks are made: forked with torch imported once, or each a fresh interpreter.",
+    ),
+    working(
         "--slow",
         multiple=True,
         metavar="RANK:FACTOR[@EPOCH]",
@@ -252,5 +260,4 @@ OPTIONS: tuple[RunOption, ...] = (
     later("--epoch-callback-rank", metavar="fastest|N", does="Who runs callbacks."),
     later("--trace", metavar="FILE", does="A trace of the run."),
     later("--serve", metavar="[HOST:]PORT", does="A page about the run."),
-    later("--start", metavar="fork|spawn", neutral="fork", does="How ranks are made."),
 )

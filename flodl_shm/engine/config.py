@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from flodl_shm.ids import Rank
 
+STARTS = ("fork", "spawn")
 PROGRESS_MODES = ("auto", "live", "line", "json", "none")
 SHOWN_RANKS = ("0", "all", "errors")
 MAX_RANKS = 256  # far above one host; a slip of the keyboard must not fork ten thousand processes
@@ -86,6 +88,7 @@ class RunConfig:
     config_file: Path | None = None  # where some of the rest was said
     wishes: Wishes = Wishes()
     backend: str = "shm"
+    start: str = "fork"
     slow: tuple[Slow, ...] = ()
     dead_after_s: float = 5.0
     stall_timeout_s: float = 300.0
@@ -93,6 +96,7 @@ class RunConfig:
     run_root: Path = Path("runs")
     name: str | None = None
     progress: str = "auto"
+    visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES as it stands
     plain: str = ""  # why nothing should be drawn on this terminal, see engine/view.py
     show_ranks: str = "0"
     summary: Path | None = None
@@ -207,6 +211,13 @@ class RunConfig:
     def _check_limits(self) -> None:
         if self.backend != "shm":
             raise BadConfig(f"--backend {self.backend} is not available in this version")
+        if self.start not in STARTS:
+            raise BadConfig(f"--start {self.start}: known are {', '.join(STARTS)}")
+        if self.start == "spawn" and not Path(sys.executable or "/").is_file():
+            raise BadConfig(
+                f"--start spawn: there is no interpreter at {sys.executable!r} to start",
+                hint="Use --start fork.",
+            )
         if self.threads is not None and self.threads < 1:
             raise BadConfig(f"OMP_NUM_THREADS is {self.threads}: at least 1")
         _seconds("dead_after", self.dead_after_s)

@@ -15,6 +15,7 @@ from flodl_shm.engine.host_loop import HostLoop
 from flodl_shm.engine.rank_main import RankEntry, preload
 from flodl_shm.engine.recorder import Recorder
 from flodl_shm.engine.settings import SettingsFile
+from flodl_shm.engine.spawned import SpawnEntry, preload_nothing
 from flodl_shm.engine.view import open_view
 from flodl_shm.ids import Nanos
 from flodl_shm.obs.journal import Journal
@@ -46,10 +47,14 @@ def launch(config: RunConfig) -> int:
     signals = SignalPipe()
     lifeline = Lifeline()
     try:
-        block = ControlBlock(config.ranks)
+        block = ControlBlock(config.ranks, semaphores=config.start == "fork")
         # Forked before anything else is opened or started: ranks inherit what exists now.
-        entry = RankEntry(block, lifeline.read_fd)
-        server = ForkServer.start(entry, preload=preload, lifeline=lifeline)
+        if config.start == "fork":
+            entry = RankEntry(block, lifeline.read_fd)
+            server = ForkServer.start(entry, preload=preload, lifeline=lifeline)
+        else:
+            fresh = SpawnEntry(block, lifeline.read_fd)
+            server = ForkServer.start(fresh, preload=preload_nothing, lifeline=lifeline)
         try:
             recorder = _recorder(config, run_dir, started_at)
             for name in swept:

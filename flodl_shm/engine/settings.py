@@ -86,6 +86,7 @@ def _outside_the_plan(config: RunConfig) -> dict[str, object]:
         "ranks": config.ranks,
         "devices": ",".join(config.devices),
         "backend": config.backend,
+        "start": config.start,
         "script": str(config.script) if config.script else None,
         "module": config.module,
         "script-args": list(config.script_args),

@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from flodl_shm.errors import WeBroke
 from flodl_shm.shm.cell import LINE_BYTES, Cell
 from flodl_shm.shm.doorbell import Doorbell
 from flodl_shm.shm.eventfd import Wakeup
@@ -28,29 +31,87 @@ RING_BYTES = 64 << 10
 HEAD_LINES = 2
 
 
-class ControlBlock:
-    """Made by the launcher, inherited by every rank."""
+class BlockKit(msgspec.Struct, frozen=True):
+    """A block as a process that shares its descriptors, but not its memory, takes it over."""
 
-    def __init__(self, rows: int, *, ring_bytes: int = RING_BYTES) -> None:
-        """Reserve the memory. Raises HostUnfit when there is none."""
-        ring = Ring.size_for(ring_bytes)
-        stride = HEAD_LINES * LINE_BYTES + 2 * ring
-        self.rows = rows
-        self.segment = Segment.create(rows * stride, purpose="control rings")
-        view = self.segment.view
-        cells = view.cast("Q")
-        self.bells: list[Doorbell] = []
+    rows: int
+    ring_bytes: int
+    segment_fd: int
+    wakeup_fd: int
+    bell_fds: tuple[int, ...]  # by row
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """All of them."""
+        return (self.segment_fd, self.wakeup_fd, *self.bell_fds)
+
+
+class ControlBlock:
+    """Made by the launcher, inherited by every rank, or adopted where nothing is inherited."""
+
+    bells: list[Doorbell]
+
+    def __init__(self, rows: int, *, ring_bytes: int = RING_BYTES, semaphores: bool = True) -> None:
+        """Reserve the memory. Raises HostUnfit when there is none.
+
+        `semaphores=False`: bells are eventfds, which can be passed on to strangers.
+        """
+        segment = Segment.create(rows * _stride(ring_bytes), purpose="control rings")
+        cells = segment.view.cast("Q")
+        self._lay_out(
+            segment,
+            [
+                Doorbell.create(cells, row * _stride(ring_bytes) // 8, semaphores=semaphores)
+                for row in range(rows)
+            ],
+            ring_bytes=ring_bytes,
+            create=True,
+        )
+        self.wakeup = Wakeup()
+
+    @classmethod
+    def adopt(cls, kit: BlockKit) -> ControlBlock:
+        """The block of another process, by descriptors that are ours from now on.
+
+        Raises PeerBroke or WeBroke when what lies behind them is no such block.
+        """
+        segment = Segment.adopt(kit.segment_fd, kit.rows * _stride(kit.ring_bytes))
+        cells = segment.view.cast("Q")
+        bells = [
+            Doorbell.adopt(cells, row * _stride(kit.ring_bytes) // 8, fd)
+            for row, fd in enumerate(kit.bell_fds)
+        ]
+        block = cls.__new__(cls)
+        block._lay_out(segment, bells, ring_bytes=kit.ring_bytes, create=False)
+        block.wakeup = Wakeup(kit.wakeup_fd)
+        return block
+
+    def _lay_out(
+        self, segment: Segment, bells: list[Doorbell], *, ring_bytes: int, create: bool
+    ) -> None:
+        self.rows, self.segment, self.bells = len(bells), segment, bells
+        self._ring_bytes = ring_bytes
         self._beats: list[Cell] = []
         self._up: list[Ring] = []
         self._down: list[Ring] = []
-        for row in range(rows):
-            base = row * stride
-            self.bells.append(Doorbell.create(cells, base // 8))
+        ring, view = Ring.size_for(ring_bytes), segment.view
+        for row in range(self.rows):
+            base = row * _stride(ring_bytes)
             self._beats.append(Cell(view, base + LINE_BYTES))
             first = base + HEAD_LINES * LINE_BYTES
-            self._up.append(Ring(view[first : first + ring], create=True))
-            self._down.append(Ring(view[first + ring : first + 2 * ring], create=True))
-        self.wakeup = Wakeup()
+            self._up.append(Ring(view[first : first + ring], create=create))
+            self._down.append(Ring(view[first + ring : first + 2 * ring], create=create))
+
+    def kit(self) -> BlockKit:
+        """What `adopt` needs. Raises WeBroke for bells that only children by fork can share."""
+        bells = [bell.fd for bell in self.bells]
+        return BlockKit(
+            rows=self.rows,
+            ring_bytes=self._ring_bytes,
+            segment_fd=self.segment.fd,
+            wakeup_fd=self.wakeup.fd,
+            bell_fds=tuple(_given(fd) for fd in bells),
+        )
 
     def beat(self, row: Row) -> Cell:
         """When the row's process last showed a sign of life; 0 before its first."""
@@ -70,3 +131,13 @@ class ControlBlock:
             bell.close()
         self.wakeup.close()
         self.segment.close()
+
+
+def _stride(ring_bytes: int) -> int:
+    return HEAD_LINES * LINE_BYTES + 2 * Ring.size_for(ring_bytes)
+
+
+def _given(fd: int | None) -> int:
+    if fd is None:
+        raise WeBroke("a bell is a semaphore: it has no descriptor to pass on")
+    return fd

@@ -75,7 +75,7 @@ def test_every_setting_reaches_its_field(launched):
         --step-ms 20,40.5 --picks 90 --policy cadence --epochs 3 --batch-size 4,8 --seed 9
         --tail keep --augment 2 --eval-every 1 --max-batch-diff 5 --speed-hint 1:2.5
         --max-grad-norm 1.5 --anchor 4 --max-anchor 40 --overhead-target 0.1 --gamma 0.5
-        --dead-after 2 --stall-timeout 60 --grace 7 --run-dir elsewhere --name trial
+        --dead-after 2 --stall-timeout 60 --grace 7 --run-dir elsewhere --name trial --start spawn
         --progress line --show-ranks all --summary out.json -vv"""
     assert main_run(words.split()) == 0
     config = launched.config
@@ -101,7 +101,7 @@ def test_every_setting_reaches_its_field(launched):
     assert (config.dead_after_s, config.stall_timeout_s, config.grace_s) == (2, 60, 7)
     assert (config.run_root, config.name) == (Path("elsewhere"), "trial")
     assert (config.progress, config.show_ranks, config.verbose) == ("line", "all", 2)
-    assert config.summary == Path("out.json")
+    assert (config.summary, config.start) == (Path("out.json"), "spawn")
 
 
 def test_underscores_and_the_torchrun_spelling_are_understood(launched):
@@ -211,7 +211,7 @@ def test_what_cannot_be_is_one_sentence_and_exit_2(launched, capsys, words, sent
     |--async-apply delta|--easgd-alpha 0.5|--outer slowmo
     |--guard msf|--lr-control on|--arena-dtype bf16|--save x|--save-every 1|--keep 3|--resume auto
     |--max-failures 1|--restarts 1|--rejoin-optimizer peer|--on-death abort|--callback-timeout 5
-    |--epoch-callback-rank fastest|--trace f|--serve 8080|--start spawn
+    |--epoch-callback-rank fastest|--trace f|--serve 8080
     |--devices GPU-3f1c""".replace("\n", "").split("|"),
 )
 def test_what_is_not_built_is_refused(launched, capsys, words):
@@ -230,7 +230,7 @@ def test_what_is_not_built_is_refused_from_the_environment_too(launched, monkeyp
 
 @pytest.mark.parametrize(
     "words",
-    ["--outer none", "--arena-dtype f32", "--start fork", "--restarts 0", "--on-death continue"],
+    ["--outer none", "--arena-dtype f32", "--restarts 0", "--on-death continue"],
 )
 def test_a_value_that_asks_for_nothing_is_fine(launched, words):
     assert main_run(words.split()) == 0

@@ -6,10 +6,11 @@ import os
 
 import pytest
 
+from flodl_shm.errors import WeBroke
 from flodl_shm.ids import Row
 from flodl_shm.shm.cell import LINE_BYTES
-from flodl_shm.shm.control_block import HEAD_LINES, ControlBlock
-from flodl_shm.shm.ring import Ring
+from flodl_shm.shm.control_block import HEAD_LINES, BlockKit, ControlBlock
+from flodl_shm.shm.ring import Reader, Ring, Writer
 
 PAGE = 4096
 
@@ -33,4 +34,38 @@ def test_rows_do_not_share_a_byte():
     for row in range(3):
         block.beat(Row(row)).store(row + 1)
     assert [block.beat(Row(row)).load() for row in range(3)] == [1, 2, 3]
+    block.close()
+
+
+def test_a_stranger_with_its_own_descriptors_shares_rings_bells_and_wakeup():
+    block = ControlBlock(2, ring_bytes=4096, semaphores=False)
+    kit = block.kit()
+    copies = {fd: os.dup(fd) for fd in kit.fds}
+    theirs = ControlBlock.adopt(
+        BlockKit(
+            rows=2,
+            ring_bytes=4096,
+            segment_fd=copies[kit.segment_fd],
+            wakeup_fd=copies[kit.wakeup_fd],
+            bell_fds=tuple(copies[fd] for fd in kit.bell_fds),
+        )
+    )
+    writer = Writer(theirs.up(Row(1)), ring_bell=theirs.wakeup.notify, peer="us")
+    writer.send(b"hello", deadline_ns=0)
+    theirs.beat(Row(1)).store(7)
+    theirs.bells[1].ring_always()
+    assert block.wakeup.drain()
+    assert Reader(block.up(Row(1)), peer="them").read() == b"hello"
+    assert (block.beat(Row(0)).load(), block.beat(Row(1)).load()) == (0, 7)
+    seen = iter((False, True))
+    assert block.bells[1].wait(lambda: next(seen), timeout_ns=0)
+    theirs.close()
+    block.close()
+
+
+def test_semaphores_cannot_be_passed_on():
+    block = ControlBlock(1, ring_bytes=4096)
+    if block.bells[0].fd is None:
+        with pytest.raises(WeBroke, match="semaphore"):
+            block.kit()
     block.close()
