@@ -24,8 +24,7 @@ SHOWN_CHARS = 8000  # of a traceback: a deep one of a hundred lines
 
 def report_end(host: Host, recorder: Recorder, end: End) -> None:
     """Write the summary, show the end, and the first cause of a failure last of all."""
-    recorder.close()
-    told = summary(recorder.tally, now=Nanos(time.monotonic_ns()))
+    told = summary(recorder.tally, now=Nanos(time.monotonic_ns()), resources=recorder.resources)
     targets = [host.run_dir.summary]
     if host.config.summary is not None:
         targets.append(host.config.summary)
@@ -34,6 +33,7 @@ def report_end(host: Host, recorder: Recorder, end: End) -> None:
             write_json(target, told)
         except FlodlError as error:
             recorder.say(str(error))
+    recorder.close()  # after the summary: a run without a writer and without one was killed
     recorder.progress.end(told, host.run_dir.path)
     if host.config.as_json:
         print(as_json(told).decode(), flush=True)

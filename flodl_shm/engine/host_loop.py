@@ -24,6 +24,7 @@ from flodl_shm.control.messages import (
     Tick,
 )
 from flodl_shm.control.shutdown import StopLadder
+from flodl_shm.engine.sampler import Sampler
 from flodl_shm.engine.watch import Watch
 from flodl_shm.errors import FlodlError
 from flodl_shm.ids import Nanos, Rank, Row
@@ -52,6 +53,7 @@ class HostLoop:
         self.stopped_by = 0  # the first signal that asked for the end
         self.failed: Died | None = None  # the first rank that failed, maybe after its work was done
         self._ladder = StopLadder()
+        self._sampler = Sampler(host, recorder)
         self._watch = Watch(host.config.dead_after_s, host.config.stall_timeout_s)
         self._grace_until: Nanos | None = None
         self._tick_at = Nanos(0)
@@ -63,6 +65,7 @@ class HostLoop:
         while self.end is None:
             self._turn()
         self._let_go(self.end)
+        self._sampler.close()
         return self.end
 
     # ---- one turn -----------------------------------------------------------------------------
@@ -85,6 +88,7 @@ class HostLoop:
         self.host.faults.clear()
         self.recorder.show(self.host.output_lines())
         self.recorder.tick(now)
+        self._sampler.tick(self.host.supervisor.living(), now)
         if now >= self._tick_at:
             self._tick_at = Nanos(now + TICK_NS)
             self._tick(now)

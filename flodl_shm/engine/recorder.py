@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from flodl_shm.control.messages import Died, EpochClosed
 from flodl_shm.obs.metrics import epoch_figures
+from flodl_shm.obs.resources import Resources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,6 +34,7 @@ class Recorder:
     ) -> None:
         self.journal, self.tally, self.settings = journal, tally, settings
         self.metrics, self.progress = metrics, progress
+        self.resources = Resources()
 
     def event(self, event: Event, now: Nanos) -> None:
         """The coordinator is about to take this."""

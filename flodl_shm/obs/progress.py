@@ -11,12 +11,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
 
 from flodl_shm.control.messages import Died, EpochClosed, Evaluated, Note
 from flodl_shm.obs.metrics import epoch_figures
+from flodl_shm.obs.profile import profile_lines
 from flodl_shm.obs.words import clip, duration, number, percent, ratio
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Progress:
         if screen is not None:
             self._or_go_blind(screen.close)
 
-    def end(self, summary: dict[str, object], path: Path) -> None:
+    def end(self, summary: dict[str, Any], path: Path) -> None:
         """The end block. `summary` is what obs/summary.py made."""
         self.close()
         if self._view.mode == "json":
@@ -135,6 +136,9 @@ class Progress:
             return
         for line in self._end_lines(path):
             self._plain(line)
+        if self._view.verbose:
+            for line in profile_lines(summary["per_rank"]):
+                self._plain(line)
 
     # ---- lines --------------------------------------------------------------------------------
 

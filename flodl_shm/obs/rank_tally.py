@@ -32,7 +32,8 @@ class RankTally:
     busy_ns: int = 0
     wait_ns: int = 0
     data_ns: int = 0
-    callback_ns: int = 0
+    callback_ns: int = 0  # in windows, and evaluations between two of them
+    evaluated_ns: int = 0  # since the last reduce: of the run only if another one follows
     barrier_ns: int = 0
     reduce_ns: int = 0
     lost_ns: int = 0  # dead incarnations: from their last reduce to their last sign of life
@@ -102,6 +103,8 @@ class RankTally:
         self.last_left_round = report.round
         if self.first_step_at is None:
             return
+        self.callback_ns += self.evaluated_ns
+        self.evaluated_ns = 0
         self.barrier_ns += report.barrier_ns
         self.reduce_ns += report.reduce_ns
 

@@ -1,9 +1,9 @@
 """One run, one directory: everything a person or a tool wants afterwards is in it.
 
-RUN_DIR = ROOT/<time>-<name>/ with run.json, journal.jsonl, metrics.jsonl, summary.json and
-ranks/rankN/{pid,stdout.log,stderr.log,error.json}; ROOT/latest points to the newest. Whole files
-appear by rename, so a reader sees the old one or the new one. This module does not know what the
-files mean.
+RUN_DIR = ROOT/<time>-<name>/ with run.json, journal.jsonl, metrics.jsonl, resources.jsonl,
+summary.json and ranks/rankN/{pid,stdout.log,stderr.log,error.json}; ROOT/latest points to the
+newest. Whole files appear by rename, so a reader sees the old one or the new one. This module
+does not know what the files mean.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 LATEST = "latest"
 SETTINGS = "run.json"
 JOURNAL = "journal.jsonl"
+METRICS = "metrics.jsonl"
+RESOURCES = "resources.jsonl"
+SUMMARY = "summary.json"
 TRIES = 100  # runs of one name in one second, before something is wrong with the directory
 
 # Two words are easier to say aloud and to type than eight hex digits.
@@ -72,12 +75,17 @@ class RunDir:
     @property
     def metrics(self) -> Path:
         """One line per epoch."""
-        return self.path / "metrics.jsonl"
+        return self.path / METRICS
+
+    @property
+    def resources(self) -> Path:
+        """One line per look at what the ranks use of the machine."""
+        return self.path / RESOURCES
 
     @property
     def summary(self) -> Path:
         """The run in one object, written at its end."""
-        return self.path / "summary.json"
+        return self.path / SUMMARY
 
     @property
     def settings(self) -> Path:

@@ -1,7 +1,7 @@
 """summary.json: a finished run in one object, with exactly the keys the README documents.
 
-Seconds and milliseconds as floats, absent figures as null. Every number comes from the tally;
-this module only names and rounds them.
+Seconds and milliseconds as floats, absent figures as null. Every number comes from the tally, or
+from samples of what the ranks used; this module only names and rounds them.
 """
 
 from __future__ import annotations
@@ -11,18 +11,23 @@ import platform
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from flodl_shm.obs.profile import profile
+from flodl_shm.obs.resources import Resources
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flodl_shm.ids import Nanos, Rank
+    from flodl_shm.obs.resources import RankUse
     from flodl_shm.obs.tally import Death, Rejoin, Tally
 
 SCHEMA = 1
 DISTRIBUTIONS = ("flodl_shm", "torch", "numpy", "msgspec")
 
 
-def summary(tally: Tally, *, now: Nanos) -> dict[str, object]:
+def summary(tally: Tally, *, now: Nanos, resources: Resources | None = None) -> dict[str, object]:
     """The object to write at the end of the run, or at any earlier moment."""
+    used = resources or Resources()
     plan, facts, first = tally.plan, tally.facts, tally.first_step_at
     efficiency = tally.efficiency()
     return {
@@ -57,7 +62,7 @@ def summary(tally: Tally, *, now: Nanos) -> dict[str, object]:
             "sync_bound": _rounded(efficiency.sync_bound, 4),
             "waste": {name: round(part, 4) for name, part in efficiency.waste.items()},
         },
-        "per_rank": [_rank(tally, number) for number in tally.ranks],
+        "per_rank": [_rank(tally, number, used.ranks[number]) for number in tally.ranks],
         "params_sha256": tally.params_sha256(),
         "versions": versions(),
     }
@@ -118,8 +123,11 @@ def _rejoin(back: Rejoin, started_at: Nanos) -> dict[str, object]:
     }
 
 
-def _rank(tally: Tally, number: Rank) -> dict[str, object]:
-    rank = tally.ranks[number]
+def _rank(tally: Tally, number: Rank, use: RankUse) -> dict[str, object]:
+    """What a rank said of its memory at its end; of one that said nothing, what was seen last."""
+    rank, last = tally.ranks[number], tally.ranks[number].finished
+    rss_mib = last.rss_mib if last else use.rss_mib
+    seen = [mib for mib in (rss_mib, use.rss_peak_mib) if mib is not None]
     return {
         "rank": number,
         "device": rank.device,
@@ -131,9 +139,13 @@ def _rank(tally: Tally, number: Rank) -> dict[str, object]:
         "data_s": _seconds(rank.data_ns),
         "reduce_s": _seconds(rank.reduce_ns),
         "picks_per_busy_s": _rounded(rank.rate, 3),
-        "rss_mib": _rounded(rank.finished.rss_mib, 1) if rank.finished else None,
-        "pss_mib": _rounded(rank.finished.pss_mib, 1) if rank.finished else None,
+        "rss_mib": _rounded(rss_mib, 1),
+        "pss_mib": _rounded(last.pss_mib if last else use.pss_mib, 1),
         "exit": rank.exit,
+        "rss_peak_mib": _rounded(max(seen, default=None), 1),
+        "private_mib": _rounded(use.private_mib, 1),
+        "cpu_share": _rounded(use.cpu_share, 3),
+        "profile": profile(rank),
     }
 
 

@@ -115,7 +115,7 @@ class Tally:
                 self.epochs.append(message)
             case Evaluated():
                 self._evaluating_ns += message.elapsed_ns
-                self.ranks[message.rank].callback_ns += message.elapsed_ns
+                self.ranks[message.rank].evaluated_ns += message.elapsed_ns
                 if message.value is not None:
                     self.evals.append((message.epoch, message.value))
             case Died():

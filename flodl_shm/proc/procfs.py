@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
+
 
 @dataclass(frozen=True, slots=True)
 class Stat:
@@ -36,6 +39,21 @@ class Stat:
     def is_dead(self) -> bool:
         """Ended, and only waiting to be reaped."""
         return self.state in {"Z", "X"}
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process has used of the machine; one cheap read that waits for no lock."""
+
+    state: str
+    cpu_s: float  # of all its threads, user and system, since it began
+    rss_mib: float
+    threads: int
+
+    @property
+    def is_healthy(self) -> bool:
+        """Neither stuck in the kernel, nor stopped, nor dead: more may be asked about it."""
+        return self.state in {"R", "S"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +79,20 @@ def read_stat(pid: int) -> Stat | None:
         parent=int(fields[1]),
         group=int(fields[2]),
         session=int(fields[3]),
+        threads=int(fields[17]),
+    )
+
+
+def read_usage(pid: int) -> Usage | None:
+    """CPU time and resident memory of a process, None when it has ended."""
+    text = _read(Path(f"/proc/{pid}/stat"))
+    fields = (text or "").rpartition(")")[2].split()
+    if len(fields) < 22 or fields[0] in {"Z", "X"}:
+        return None
+    return Usage(
+        state=fields[0],
+        cpu_s=(int(fields[11]) + int(fields[12])) / TICKS_PER_S,
+        rss_mib=int(fields[21]) * PAGE_MIB,
         threads=int(fields[17]),
     )
 

@@ -75,7 +75,7 @@ INNER = {
     "deaths": "rank incarnation cause at_s detected_ms next_commit_ms",
     "efficiency": "he vs_fastest sync_bound waste",
     "per_rank": """rank device batches picks share busy_s wait_s data_s reduce_s picks_per_busy_s
-        rss_mib pss_mib exit""",
+        rss_mib pss_mib exit rss_peak_mib private_mib cpu_share profile""",
 }
 
 
@@ -118,7 +118,7 @@ def test_the_layout_of_a_run_directory(ends):
     ranks = {
         f"ranks/rank{n}/{file}" for n in (0, 1) for file in ("pid", "stdout.log", "stderr.log")
     }
-    files = {"run.json", "journal.jsonl", "metrics.jsonl", "summary.json"}
+    files = {"run.json", "journal.jsonl", "metrics.jsonl", "resources.jsonl", "summary.json"}
     assert found == files | ranks | {"ranks", "ranks/rank0", "ranks/rank1"}
 
 

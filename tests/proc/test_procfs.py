@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 
+import pytest
+
 from flodl_shm.proc.procfs import (
     OomWatch,
     children_of,
@@ -14,6 +16,7 @@ from flodl_shm.proc.procfs import (
     read_memory,
     read_oom_kills,
     read_stat,
+    read_usage,
 )
 
 
@@ -26,6 +29,17 @@ def test_our_own_facts():
     memory = read_memory(os.getpid())
     assert memory is not None
     assert memory.rss >= memory.pss >= memory.private > 1
+
+
+def test_what_a_process_has_used():
+    usage = read_usage(os.getpid())
+    assert usage is not None
+    assert usage.is_healthy
+    assert usage.threads == own_threads()
+    assert usage.cpu_s == pytest.approx(sum(os.times()[:2]), abs=0.05)
+    memory = read_memory(os.getpid())
+    assert memory is not None
+    assert usage.rss_mib == pytest.approx(memory.rss, rel=0.05)
 
 
 def test_a_name_with_parentheses_confuses_nobody(tmp_path):
@@ -42,10 +56,14 @@ def test_a_name_with_parentheses_confuses_nobody(tmp_path):
         stopped = read_stat(child.pid)
         assert stopped is not None
         assert stopped.is_stopped
+        usage = read_usage(child.pid)
+        assert usage is not None
+        assert not usage.is_healthy
     finally:
         child.kill()
         child.wait(10)
     assert read_stat(child.pid) is None
+    assert read_usage(child.pid) is None
     assert read_memory(child.pid) is None
 
 
@@ -55,6 +73,7 @@ def test_a_zombie_has_a_state_and_no_memory():
     stat = read_stat(child.pid)
     assert stat is not None
     assert stat.state == "Z"
+    assert read_usage(child.pid) is None
     assert read_memory(child.pid) is None
     assert child.wait(10) == 0
 
