@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 SHOWN_CHARS = 8000  # of a traceback: a deep one of a hundred lines
 
 
-def report_end(host: Host, recorder: Recorder, end: End) -> None:
-    """Write the summary, show the end, and the first cause of a failure last of all."""
+def report_end(host: Host, recorder: Recorder, end: End, *, last: bool = True) -> None:
+    """Write the summary, show the end, and the first cause of a failure last of all.
+
+    Of several runs of a script only the last is printed as an object.
+    """
     told = summary(recorder.tally, now=Nanos(time.monotonic_ns()), resources=recorder.resources)
-    targets = [host.run_dir.summary]
+    targets = [host.record.summary]
     if host.config.summary is not None:
         targets.append(host.config.summary)
     for target in targets:
@@ -34,8 +37,8 @@ def report_end(host: Host, recorder: Recorder, end: End) -> None:
         except FlodlError as error:
             recorder.say(str(error))
     recorder.close()  # after the summary: a run without a writer and without one was killed
-    recorder.progress.end(told, host.run_dir.path)
-    if host.config.as_json:
+    recorder.progress.end(told, host.record.path)
+    if host.config.as_json and last:
         print(as_json(told).decode(), flush=True)
     if end.exit_code:
         _show_failure(host, end)

@@ -78,6 +78,8 @@ class Host:
         self.block, self.supervisor = block, supervisor
         self.arena: Arena | None = None
         self.members: dict[Rank, Member] = {}
+        self.record = run_dir  # of the run under way; a script's first is that of the processes
+        self.dead: dict[Rank, Died] = {}  # what was told of every process that has ended
         self._settled: list[Child] = []
         self.errors: list[ErrorReport] = []  # of ranks that failed, in the order of their ends
         self.faults: list[str] = []  # what went wrong on a ring, in words, for the screen
@@ -219,7 +221,9 @@ class Host:
     def deaths(self) -> list[Died]:
         """Deaths whose cause is known, after everything the rank sent. Call after `reports`."""
         settled, self._settled = self._settled, []
-        return [self._death(child) for child in settled]
+        told = [self._death(child) for child in settled]
+        self.dead |= {death.rank: death for death in told}
+        return told
 
     def _death(self, child: Child) -> Died:
         member = self.members[child.rank]
@@ -300,6 +304,15 @@ class Host:
             words = f"; waited for: {waits}" if waits else ""
             lines.append(f"rank {member.rank} {state}, last sign {age:.1f} s ago{words}")
         return lines
+
+    # ---- another run -------------------------------------------------------------------------
+
+    def begin_again(self, number: int) -> None:
+        """Let go of what was one run's: the living ranks want the script's next one."""
+        if self.arena is not None:
+            self.arena.close()
+            self.arena = None
+        self.record = self.run_dir.of_run(number)
 
     # ---- end ----------------------------------------------------------------------------------
 

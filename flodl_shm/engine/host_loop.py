@@ -21,6 +21,7 @@ from flodl_shm.control.messages import (
     Finish,
     Grant,
     Kill,
+    Ready,
     Tick,
 )
 from flodl_shm.control.shutdown import StopLadder
@@ -30,6 +31,8 @@ from flodl_shm.errors import FlodlError
 from flodl_shm.ids import Nanos, Rank, Row
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flodl_shm.control.coordinator import Coordinator
     from flodl_shm.control.messages import Died, Event
     from flodl_shm.engine.host import Host
@@ -52,16 +55,25 @@ class HostLoop:
         self.end: End | None = None
         self.stopped_by = 0  # the first signal that asked for the end
         self.failed: Died | None = None  # the first rank that failed, maybe after its work was done
+        self.wanted: list[Ready] = []  # reports of ranks that ask for another run
+        self._came: set[tuple[Rank, Row]] = set()  # who was ready for this one
         self._ladder = StopLadder()
         self._sampler = Sampler(host, recorder)
         self._watch = Watch(host.config.dead_after_s, host.config.stall_timeout_s)
         self._grace_until: Nanos | None = None
         self._tick_at = Nanos(0)
 
-    def run(self) -> End:
-        """Drive the run to its end; every rank's process is gone when this returns."""
-        for number in range(self.host.config.ranks):
-            self.host.spawn(Rank(number), Row(number))
+    def run(self, first: Sequence[Event] = ()) -> End:
+        """Drive the run to its end. Afterwards every process is gone, or `wanted` says who not.
+
+        `first` is what the coordinator is told to begin with. Brings the ranks into being, unless
+        they are there from a run before.
+        """
+        if not self.host.members:
+            for number in range(self.host.config.ranks):
+                self.host.spawn(Rank(number), Row(number))
+        for event in first:
+            self._take(event, Nanos(time.monotonic_ns()))
         while self.end is None:
             self._turn()
         self._let_go(self.end)
@@ -77,7 +89,7 @@ class HostLoop:
         self._hear_signals(now)
         self.host.bury(now)
         for report in self.host.reports(now):
-            self._step(report, now)
+            self._take(report, now)
         for death in self.host.deaths():
             self.recorder.exited(death)
             if death.user_error:
@@ -130,6 +142,15 @@ class HostLoop:
 
     # ---- the coordinator ------------------------------------------------------------------------
 
+    def _take(self, event: Event, now: Nanos) -> None:
+        """Tell the coordinator, unless it is of the script's next run."""
+        if isinstance(event, Ready):
+            if (event.rank, event.row) in self._came:
+                self.wanted.append(event)
+                return
+            self._came.add((event.rank, event.row))
+        self._step(event, now)
+
     def _step(self, event: Event, now: Nanos) -> None:
         if self.end is not None:
             return
@@ -169,8 +190,11 @@ class HostLoop:
     # ---- the end ------------------------------------------------------------------------------
 
     def _let_go(self, end: End) -> None:
-        """See every process out: by themselves after a good end, by force after another."""
-        graceful = end.status == "ok" or (end.status == "stopped" and self._ladder.pressed == 1)
+        """See every process out: by themselves after a good end, by force after another.
+
+        Returns early when ranks want another run after a good end.
+        """
+        graceful = end.status == "ok" or (end.status == "stopped" and self._ladder.pressed <= 1)
         limit_s = self.host.config.stall_timeout_s if graceful else 0.0
         deadline = Nanos(time.monotonic_ns() + int(limit_s * 1e9))
         while self.host.alive() or self.host.is_owed_a_cause():
@@ -181,6 +205,11 @@ class HostLoop:
                     self.recorder.say(f"{limit_s:g} s after the end rank {late} still ran: killed")
                 self._kill_all(now)
                 return
+            if self.wanted and not self.stopped_by:
+                return
+            for report in self.wanted:
+                self.host.supervisor.kill(report.rank, "the script has another run, but is stopped")
+            self.wanted.clear()
             self._turn_late()
 
     def _turn_late(self) -> None:

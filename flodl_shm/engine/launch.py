@@ -5,15 +5,15 @@ from __future__ import annotations
 import socket
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
-from flodl_shm.control.coordinator import Coordinator
 from flodl_shm.control.messages import End
 from flodl_shm.engine.ending import first_error, report_end
 from flodl_shm.engine.host import Host
-from flodl_shm.engine.host_loop import HostLoop
 from flodl_shm.engine.rank_main import RankEntry, preload
 from flodl_shm.engine.recorder import Recorder
+from flodl_shm.engine.runs import Runs
 from flodl_shm.engine.settings import SettingsFile
 from flodl_shm.engine.spawned import SpawnEntry, preload_nothing
 from flodl_shm.engine.view import open_view
@@ -34,6 +34,7 @@ from flodl_shm.shm.janitor import sweep
 
 if TYPE_CHECKING:
     from flodl_shm.engine.config import RunConfig
+    from flodl_shm.engine.host_loop import HostLoop
 
 
 def launch(config: RunConfig) -> int:
@@ -76,16 +77,15 @@ def launch(config: RunConfig) -> int:
 
 
 def _drive(host: Host, recorder: Recorder, signals: SignalPipe, server: ForkServer) -> int:
-    config, run_dir = host.config, host.run_dir
-    recorder.progress.start(run_dir.run_id, run_dir.path)
-    loop = HostLoop(host, Coordinator(config.wishes, config.ranks), recorder, signals)
+    runs = Runs(host, signals, first=recorder, open_recorder=partial(_recorder, host.config))
     try:
-        end = loop.run()
+        end = runs.drive()
     finally:
-        recorder.progress.close()  # whatever comes now is said on a plain terminal
+        runs.recorder.progress.close()  # whatever comes now is said on a plain terminal
         server.close()  # with every rank that is left, whatever went wrong
         host.supervisor.close()
         host.close()
+    loop, recorder = runs.loop, runs.recorder
     end = _after_all(end, loop)
     if end is not loop.end:
         recorder.remark(end, Nanos(time.monotonic_ns()))

@@ -25,6 +25,8 @@ from flodl_shm.train.session import SlowDown
 from flodl_shm.wire.layout import plan_arena
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from flodl_shm.control.messages import Attach, Order, Report
@@ -82,9 +84,12 @@ class ShmSession:
         self.link = ShmLink(block, ticket.row)
         self._block = block
         self._socket = attach_socket
+        self._arena: Arena | None = None
+        self._unpin: Callable[[], None] | None = None
 
     def attach(self, order: Attach) -> tuple[Reducer, Tensor]:
-        """Map the arena, fault its pages in, and take this rank's place in it."""
+        """Map the run's arena, fault its pages in, and take this rank's place in it."""
+        self._leave_arena()
         self._socket.settimeout(ATTACH_LIMIT_S)
         shape, fds, _, _ = socket.recv_fds(self._socket, 64, 1)
         if len(fds) != 1:
@@ -94,17 +99,27 @@ class ShmSession:
         segment = Segment.adopt(fds[0], arena_map.size)
         segment.prefault()
         arena = Arena(segment, arena_map, self._block.bells)
+        self._arena = arena
         if self.device.startswith("cuda"):
             self._pin(arena)
         return Reducer(arena, seat_row=self.row, slot=order.slot), arena.slot(order.slot)
 
+    def _leave_arena(self) -> None:
+        """Give back that of the run before: its replica has moved out."""
+        if self._unpin is not None:
+            self._unpin()  # before the mapping goes, or its addresses would be poisoned
+            self._unpin = None
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+
     def _pin(self, arena: Arena) -> None:
-        """Let the device copy straight from and to the arena; it stays so until the process ends."""
+        """Let the device copy straight from and to the arena, as long as that is mapped."""
         import torch
 
         torch.cuda.set_device(torch.device(self.device))
         runtime = torch.cuda.cudart()
-        _, why = pin(runtime, arena.flat.data_ptr(), arena.segment.size)
+        self._unpin, why = pin(runtime, arena.flat.data_ptr(), arena.segment.size)
         if why:
             print(f"warning: {why}", file=sys.stderr)
 

@@ -38,7 +38,7 @@ class Sampler:
 
     def __init__(self, host: Host, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._file = MetricsFile(host.run_dir.resources, warn=recorder.say)
+        self._file = MetricsFile(host.record.resources, warn=recorder.say)
         self._gpus = open_watch(host.config.devices, host.config.visible_devices)
         self._at = Nanos(0)
         self._memory_at: dict[Rank, Nanos] = {}

@@ -92,6 +92,18 @@ class RunDir:
         """run.json: what was asked for, by whom, on what."""
         return self.path / SETTINGS
 
+    def of_run(self, number: int) -> RunDir:
+        """Files of a script's second run and later ones; ranks and their output stay here.
+
+        Raises HostUnfit when it cannot be made.
+        """
+        name = f"run-{number}"
+        try:
+            (self.path / name).mkdir()
+        except OSError as error:
+            raise HostUnfit(f"cannot write {self.path / name}: {error.strerror}") from None
+        return RunDir(self.path / name, f"{self.run_id}/{name}")
+
     def rank(self, rank: Rank) -> Path:
         """The directory of one rank."""
         return self.path / "ranks" / f"rank{rank}"
