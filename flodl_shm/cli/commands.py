@@ -10,7 +10,6 @@ from flodl_shm.cli.options import not_here
 # name -> what it will be for
 LATER_COMMANDS = {
     "doctor": "Check this machine: devices, memory, versions.",
-    "status": "Show a run that is under way.",
     "trace": "Turn a run's journal into a trace for a viewer.",
     "report": "Tell a finished run on one page.",
     "plan": "Run the coordinator on an imagined rig.",
@@ -24,7 +23,8 @@ LATER_COMMANDS = {
 def clean(as_json: bool) -> int:
     """Remove shared memory that dead runs of yours left behind.
 
-    Live runs hold a lock on theirs and are never touched. Every start does the same.
+    Live runs hold a lock on theirs and are never touched. Every start does the same. Run
+    directories stay.
     """
     from flodl_shm.shm import janitor
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import math
+import re
 import struct
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +24,7 @@ from flodl_shm.ids import Nanos
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
 
 SCHEMA = 1
@@ -116,17 +117,23 @@ def writer_of(path: str | os.PathLike[str]) -> int | None:
     return None if kind == fcntl.F_UNLCK else max(0, int(pid))
 
 
-def read(path: str | os.PathLike[str]) -> Iterator[Header | Record]:
-    """The header, then every record, as the objects they were.
+def read(
+    path: str | os.PathLike[str], *, only: Collection[type[Message]] = ()
+) -> Iterator[Header | Record]:
+    """The header, then every record, or those with messages of a class in `only`.
 
-    A last line without its end is what a kill left and is passed over. Raises BadConfig on a file
-    that is no journal of this schema.
+    Lines of other classes are then not decoded. A last line without its end is what a kill left
+    and is passed over. Raises BadConfig on a file that is no journal of this schema.
     """
     header = msgspec.json.Decoder(Header)
+    names = "|".join(kind.__name__ for kind in only)
+    is_wanted = re.compile(rf'"message":\{{"type":"(?:{names})"'.encode()).search if only else None
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
                 return
+            if is_wanted is not None and number > 1 and not is_wanted(line):
+                continue
             try:
                 one = header.decode(line) if number == 1 else decode(line)
             except msgspec.MsgspecError as error:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
 
+GENERATIONS = 8  # from a rank to its launcher there are two
+
 
 @dataclass(frozen=True, slots=True)
 class Stat:
@@ -122,6 +124,18 @@ def own_threads() -> int:
 def children_of(pid: int) -> list[int]:
     """Direct children, zombies included. One pass over /proc: not for every turn of a loop."""
     return [child for child, stat in all_stats() if stat.parent == pid]
+
+
+def descends(pid: int, ancestor: int) -> bool:
+    """Whether the process lives and `ancestor` is its parent, or its parent's, and so on."""
+    for _ in range(GENERATIONS):
+        stat = read_stat(pid)
+        if stat is None or stat.is_dead:
+            return False
+        if stat.parent == ancestor:
+            return True
+        pid = stat.parent
+    return False
 
 
 def all_stats() -> Iterator[tuple[int, Stat]]:
