@@ -28,7 +28,8 @@ SHOWN = 400  # characters of a message: a grant with many spans is no line for a
 def replay_command(as_json: bool, path: Path) -> int:
     """Step a run's journal again: the same events must give the same decisions.
 
-    Exit 0 if they do, also as far as a killed run came; 1 with the first difference.
+    Exit 0 if they do, also as far as a killed run came; 1 with the first difference. The second
+    run of a script is RUN_DIR/run-2.
     """
     header, records = _open(path)
     coordinator = Coordinator(header.flags, header.world_size)

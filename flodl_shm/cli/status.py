@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from flodl_shm.obs.run_dir import find_run
+from flodl_shm.obs.run_dir import find_run, last_of
 from flodl_shm.obs.run_state import read_state
 from flodl_shm.obs.words import clip, duration, number, percent
 from flodl_shm.proc.procfs import descends
@@ -35,9 +35,10 @@ SHOWN_CAUSE = 120  # characters
 def status(as_json: bool, run_dir: Path, path: Path | None) -> int:
     """Show how a run stands. Reads its files and disturbs nothing.
 
-    RUN_DIR is one run, or a directory of runs.
+    RUN_DIR is one run, or a directory of runs. Of a script with several the last is shown.
     """
-    told = as_object(read_state(find_run(path or run_dir)), now=time.monotonic_ns())
+    state = read_state(last_of(find_run(path or run_dir)))
+    told = as_object(state, now=time.monotonic_ns())
     click.echo(msgspec.json.encode(told) if as_json else "\n".join(lines(told)))
     return 0
 

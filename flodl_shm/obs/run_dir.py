@@ -129,6 +129,16 @@ def find_run(path: Path) -> Path:
     raise BadConfig(f"there is no run in {path}", hint="Name a run directory, as runs/latest.")
 
 
+def last_of(path: Path) -> Path:
+    """Of a script's several runs the directory of the last one; `path` where there is one run."""
+    later = {
+        int(word): place
+        for place in path.glob("run-*")
+        if (word := place.name.removeprefix("run-")).isdecimal() and (place / JOURNAL).is_file()
+    }
+    return later[max(later)] if later else path
+
+
 def write_json(path: Path, value: object) -> None:
     """Write `value` for people to read, appearing whole. Raises HostUnfit with the path."""
     write_whole(path, as_json(value) + b"\n")

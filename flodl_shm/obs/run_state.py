@@ -145,8 +145,10 @@ def _last_line(path: Path) -> dict[str, Any]:
 
 
 def _pid(path: Path, rank: Rank) -> tuple[int, int] | None:
-    try:
-        pid, incarnation = (path / "ranks" / f"rank{rank}" / "pid").read_text().split()[:2]
-        return int(pid), int(incarnation)
-    except (OSError, ValueError):
-        return None
+    for place in (path, path.parent):  # a script's later runs lie inside the first, with its ranks
+        try:
+            pid, incarnation = (place / "ranks" / f"rank{rank}" / "pid").read_text().split()[:2]
+            return int(pid), int(incarnation)
+        except (OSError, ValueError):
+            continue
+    return None

@@ -216,6 +216,19 @@ def test_the_newest_run_is_found(made, capsys, monkeypatch, tmp_path):
     assert told(capsys)["run_id"] == made.path.name
 
 
+def test_of_a_scripts_several_runs_the_last_is_shown(made, capsys, seen_from_outside):
+    made.form()
+    for number in (2, 10):
+        place = made.path / f"run-{number}"
+        place.mkdir()
+        (place / "journal.jsonl").write_bytes((made.path / "journal.jsonl").read_bytes())
+    (made.path / "run-11").mkdir()  # its journal is not there yet
+    one = told(capsys, made.path)
+    assert one["run_dir"].endswith("/run-10")
+    assert one["ranks"][0]["pid"] == 2**22 + 1
+    assert told(capsys, made.path / "run-2")["run_dir"].endswith("/run-2")
+
+
 def test_looking_changes_nothing(made, capsys):
     made.form()
     before = {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in made.path.rglob("*")}

@@ -43,7 +43,7 @@ def sampler(tmp_path, recorder, monkeypatch):
     # A look takes what it takes; the clock of these tests is made up, so a look is free here.
     monkeypatch.setattr(sampling, "THRIFT", 0)
     host = SimpleNamespace(
-        run_dir=SimpleNamespace(resources=tmp_path / "resources.jsonl"),
+        record=SimpleNamespace(resources=tmp_path / "resources.jsonl"),
         config=SimpleNamespace(devices=("cpu", "cpu"), visible_devices=None),
     )
     sampler = Sampler(host, recorder)
