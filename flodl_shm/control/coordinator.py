@@ -28,6 +28,8 @@ from flodl_shm.control.messages import (
     BuildArena,
     Died,
     End,
+    EpochClosed,
+    EpochMetrics,
     Evaluate,
     Evaluated,
     Event,
@@ -38,6 +40,7 @@ from flodl_shm.control.messages import (
     Ready,
     Settled,
     Stop,
+    StopRequest,
     Tick,
     Wishes,
 )
@@ -60,6 +63,7 @@ class Coordinator:
         self._finished: dict[Rank, Finished] = {}
         self._stop: Stop | None = None
         self._scorer: Rank | None = None
+        self._closed: dict[int, EpochClosed] = {}
         self._outcome = ("failed", "")  # status and reason, once the end is near
         self._out: list[Action] = []
         self._now = Nanos(0)
@@ -116,6 +120,9 @@ class Coordinator:
                 self._rounds().leave(event)
             case Evaluated():
                 self._score(event)
+            case StopRequest():
+                why = f"rank {event.rank}: {event.why}"
+                self._stop = self._stop or Stop(level=1, why=why)
             case Finished():
                 self._finished[event.rank] = event
                 self.ledger.finish(event.rank, event.row)
@@ -136,6 +143,9 @@ class Coordinator:
         if report.error:
             text = f"evaluation on rank {report.rank} raised: {report.error}"
             self._say("evaluation", text, alert=True)
+        closed = self._closed.get(report.epoch)
+        if closed is not None and report.value is not None:
+            self._tell(closed, report.value)
         if self.phase == "evaluating":
             self.value = report.value
             self._finish("ok", "all epochs done")
@@ -164,7 +174,7 @@ class Coordinator:
 
     def _form(self) -> None:
         if self._stop is not None:
-            self._end("stopped", 0, self._stop.why)
+            self._finish("stopped", self._stop.why)
             return
         reports = self._formation.agreed(self.living)
         if reports is None:
@@ -186,7 +196,11 @@ class Coordinator:
 
     def _train(self) -> None:
         rounds = self._rounds()
-        self._out.extend(rounds.advance(self.living))
+        for action in rounds.advance(self.living):
+            self._out.append(action)
+            if isinstance(action, EpochClosed):
+                self._closed[action.epoch] = action
+                self._tell(action, None)
         if self._stop is None:
             self._out.extend(rounds.issue(self.living))
         if not rounds.idle:
@@ -211,6 +225,12 @@ class Coordinator:
         for rank in self.living:
             self._out.append(Finish(rank=rank, status=status, reason=reason))
 
+    def _tell(self, closed: EpochClosed, value: float | None) -> None:
+        """Let the script on every rank know how an epoch went."""
+        for rank in self.living:
+            told = EpochMetrics(rank, closed.epoch, closed.loss, closed.picks, value)
+            self._out.append(told)
+
     def _rounds(self) -> ReduceCycle:
         if self._cycle is None:
             raise PeerBroke("a rank reports a round before the run has begun")
@@ -231,7 +251,7 @@ class Coordinator:
 
     def _wind_up(self) -> None:
         hashes = {report.params_sha256 for report in self._finished.values()}
-        if len(hashes) > 1:
+        if len(hashes) > 1 and self._cycle is not None:  # without it nobody has trained
             by_rank = {rank: report.params_sha256[:12] for rank, report in self._finished.items()}
             raise WeBroke(f"ranks end with different parameters: {by_rank}")
         status, reason = self._outcome

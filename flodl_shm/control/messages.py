@@ -135,6 +135,14 @@ class Finished(Message):
     pss_mib: float = 0.0
 
 
+class StopRequest(Message):
+    """The script on this rank wants the run to end after this window, on all ranks."""
+
+    rank: Rank
+    row: Row
+    why: str
+
+
 # ---- shell -> coordinator ----------------------------------------------------------------------
 
 
@@ -204,6 +212,19 @@ class Evaluate(Message):
 
     rank: Rank
     epoch: int
+
+
+class EpochMetrics(Message):
+    """For whoever watches the training from inside of the script: an epoch is in the consensus.
+
+    An epoch that is evaluated is told of twice, the second time with its value.
+    """
+
+    rank: Rank
+    epoch: int
+    loss: float | None
+    picks: int
+    value: float | None = None
 
 
 class Finish(Message):
@@ -330,9 +351,9 @@ class Settled(msgspec.Struct, frozen=True):
         return math.gcd(*self.batch_sizes)
 
 
-Report = Ready | Attached | Arrived | Left | Evaluated | Finished
+Report = Ready | Attached | Arrived | Left | Evaluated | StopRequest | Finished
 Event = Report | Died | Stop | Tick
-Order = Attach | Grant | Evaluate | Finish
+Order = Attach | Grant | Evaluate | EpochMetrics | Finish
 Action = Order | BuildArena | Kill | Note | Issued | Committed | EpochClosed | End
 
 _encoder = msgspec.msgpack.Encoder()

@@ -17,6 +17,7 @@ from flodl_shm.control.messages import (
     Attach,
     BuildArena,
     End,
+    EpochMetrics,
     Evaluate,
     Finish,
     Grant,
@@ -174,7 +175,7 @@ class HostLoop:
             case Attach():
                 self.host.hand_over_arena(action.rank)
                 self.host.send(action)
-            case Grant() | Evaluate() | Finish():
+            case Grant() | Evaluate() | EpochMetrics() | Finish():
                 self.host.send(action)
             case Kill():
                 self.host.supervisor.kill(action.rank, action.reason)

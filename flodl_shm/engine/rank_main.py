@@ -78,6 +78,7 @@ def _be(ticket: Ticket, session: ShmSession) -> None:
     import torch
 
     from flodl_shm.train import session as sessions
+    from flodl_shm.train.handle import join_all
 
     torch.set_num_threads(ticket.threads)
     sessions.CURRENT = session
@@ -88,6 +89,7 @@ def _be(ticket: Ticket, session: ShmSession) -> None:
         run_module(ticket.module, ticket.script_args)
     else:
         _run_workload(ticket)
+    join_all()
 
 
 def _run_workload(ticket: Ticket) -> None:

@@ -40,11 +40,12 @@ RECENT = 20  # messages an error file tells of
 
 
 class ShmLink:
-    """Reports go up, orders come down; one user thread, which is the rank's main thread."""
+    """Reports go up, from any thread; orders come down to the one that trains."""
 
     def __init__(self, block: ControlBlock, row: Row) -> None:
         self.recent: deque[str] = deque(maxlen=RECENT)
-        self.waits_for = ""  # what the main thread waits for, for whoever asks
+        self.waits_for = ""  # what the training waits for, for whoever asks
+        self._lock = threading.Lock()  # the script may ask for the end beside its training
         self._bell = block.bells[row]
         self._writer = Writer(block.up(row), ring_bell=block.wakeup.notify, peer="the launcher")
         self._reader = Reader(block.down(row), peer="the launcher")
@@ -53,7 +54,8 @@ class ShmLink:
         """Hand a report over. Raises PeersLost if the launcher does not read for a minute."""
         self.recent.append(f"sent {type(report).__name__}")
         deadline = time.monotonic_ns() + SEND_LIMIT_NS
-        self._writer.send(messages.encode(report), deadline_ns=deadline)
+        with self._lock:
+            self._writer.send(messages.encode(report), deadline_ns=deadline)
 
     def receive(self, *, wait_for: str) -> Order:
         """The next order. Ends with one, or with the process when the launcher is gone."""

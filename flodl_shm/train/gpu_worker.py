@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from flodl_shm.control.messages import (
     Arrived,
     Attach,
     Attached,
+    EpochMetrics,
     Evaluate,
     Evaluated,
     Finish,
@@ -29,6 +31,7 @@ from flodl_shm.control.messages import (
     Grant,
     Left,
     Ready,
+    StopRequest,
 )
 from flodl_shm.control.plan import DEFAULTS, mass
 from flodl_shm.errors import BadConfig, WeBroke
@@ -52,7 +55,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from flodl_shm.control.messages import Settled
+    from flodl_shm.control.messages import Order, Settled
     from flodl_shm.train.job import Job
     from flodl_shm.train.session import Meeting, Session
     from flodl_shm.wire.layout import Layout
@@ -80,6 +83,7 @@ class GpuWorker:
         self._global_step = 0  # optimizer steps of all ranks at the last reduce
         self._idle_since = 0  # when the rank last had nothing to do but wait for an order
         self._evaluation: float | None = None
+        self.metrics: deque[EpochMetrics] = deque()  # for another thread to take from
         self._plan: Settled
         self._meeting: Meeting
         self._runner: WindowRunner
@@ -98,6 +102,11 @@ class GpuWorker:
             raise WeBroke(f"{type(order).__name__} came before Attach")
         self._attach(order)
         return self._serve()
+
+    def ask_to_stop(self, why: str) -> None:
+        """Ask for the end of the run. May be called from another thread."""
+        session = self._session
+        session.link.send(StopRequest(rank=session.rank, row=session.row, why=why))
 
     # ---- build and attach ------------------------------------------------------------------------
 
@@ -188,7 +197,7 @@ class GpuWorker:
     def _serve(self) -> TrainedState:
         self._idle_since = self._clock()
         while True:
-            order = self._session.link.receive(wait_for="the next window")
+            order = self._next_order()
             match order:
                 case Grant():
                     self._window(order)
@@ -199,6 +208,14 @@ class GpuWorker:
                 case _:
                     raise WeBroke(f"{type(order).__name__} came in the middle of training")
             self._idle_since = self._clock()
+
+    def _next_order(self) -> Order:
+        """What is to be done next; news of epochs are put aside and are no rest from waiting."""
+        while True:
+            order = self._session.link.receive(wait_for="the next window")
+            if not isinstance(order, EpochMetrics):
+                return order
+            self.metrics.append(order)
 
     def _window(self, grant: Grant) -> None:
         """Train one window and go through the round that ends it."""

@@ -32,7 +32,10 @@ class Link(Protocol):
     """A rank's end of the control plane."""
 
     def send(self, report: Report) -> None:
-        """Hand a report over; delivered once and in order, also if the rank ends right after."""
+        """Hand a report over; delivered once and in order, also if the rank ends right after.
+
+        Of any thread; `receive` is one thread's alone.
+        """
 
     def receive(self, *, wait_for: str) -> Order:
         """The next order, in sequence. Parks bounded; `wait_for` names what is waited for."""

@@ -6,6 +6,7 @@ many ranks; only its messages do not travel and its rounds have nobody to meet.
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections import deque
@@ -17,6 +18,7 @@ from flodl_shm.control.coordinator import Coordinator
 from flodl_shm.control.messages import (
     Attach,
     End,
+    EpochMetrics,
     Evaluate,
     Finish,
     Grant,
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from flodl_shm.control.messages import Event, Order, Report
+    from flodl_shm.control.messages import Action, Event, Order, Report
     from flodl_shm.train.job import Job
     from flodl_shm.train.session import Meeting, SlowDown
     from flodl_shm.train.state import TrainedState
@@ -58,6 +60,7 @@ class LocalLink:
         self._clock = clock
         self._orders: deque[Order] = deque()
         self._end: End | None = None
+        self._lock = threading.Lock()  # a script may ask for the end while its worker reports
 
     def send(self, report: Report) -> None:
         """Hand a report over; what the coordinator decides is done before this returns."""
@@ -74,9 +77,13 @@ class LocalLink:
         return self._orders.popleft()
 
     def _feed(self, event: Event) -> None:
-        for action in self._coordinator.step(event, Nanos(self._clock())):
+        with self._lock:
+            self._carry_out(self._coordinator.step(event, Nanos(self._clock())))
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
             match action:
-                case Attach() | Grant() | Evaluate() | Finish():
+                case Attach() | Grant() | Evaluate() | EpochMetrics() | Finish():
                     self._orders.append(action)
                 case End():
                     self._end = action
@@ -107,5 +114,9 @@ class LoneSession:
 
 def run_alone(job: Job) -> TrainedState:
     """Train on one device of this process: the first GPU if there is one, else the CPU."""
-    device = "cuda:0" if torch.cuda.is_available() else "cpu"
-    return GpuWorker(job, LoneSession(device)).run()
+    return GpuWorker(job, alone()).run()
+
+
+def alone() -> LoneSession:
+    """A session on that device."""
+    return LoneSession("cuda:0" if torch.cuda.is_available() else "cpu")

@@ -17,6 +17,7 @@ from flodl_shm.ids import Rank
 from flodl_shm.train import session as sessions
 from flodl_shm.train.data.source import as_source
 from flodl_shm.train.gpu_worker import GpuWorker
+from flodl_shm.train.handle import Handle, refuse_another
 from flodl_shm.train.job import Job
 from flodl_shm.train.lr import kind_of
 
@@ -147,6 +148,7 @@ class Trainer:
         """
         _refuse_while_imported_by_a_worker()
         if sessions.CURRENT is not None:
+            refuse_another()
             return GpuWorker(self.job, sessions.CURRENT).run()
         from flodl_shm.train.solo import run_alone
 
@@ -156,9 +158,15 @@ class Trainer:
         """A loop of the user's own; not available in this version."""
         raise BadConfig("Trainer.worker() is not available in this version", hint="Use run().")
 
-    def start(self) -> Any:
-        """Training in the background; not available in this version."""
-        raise BadConfig("Trainer.start() is not available in this version", hint="Use run().")
+    def start(self) -> Handle:
+        """Train in the background, in a rank or alone: poll_metrics(), abort(), join()."""
+        _refuse_while_imported_by_a_worker()
+        if sessions.CURRENT is not None:
+            refuse_another()
+            return Handle(GpuWorker(self.job, sessions.CURRENT))
+        from flodl_shm.train.solo import alone
+
+        return Handle(GpuWorker(self.job, alone()))
 
 
 def _refuse_while_imported_by_a_worker() -> None:

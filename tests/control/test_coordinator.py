@@ -13,6 +13,7 @@ from flodl_shm.control.messages import (
     BuildArena,
     Died,
     End,
+    EpochMetrics,
     Evaluate,
     Evaluated,
     Event,
@@ -23,6 +24,7 @@ from flodl_shm.control.messages import (
     Note,
     Ready,
     Stop,
+    StopRequest,
     Tick,
     Wishes,
 )
@@ -98,7 +100,9 @@ def test_the_way_of_a_run() -> None:
     assert Grant in kinds(play.tell(attached(1)))
     play = trained(Play())
     assert kinds(play.said)[-1] is Evaluate
-    assert kinds(play.tell(Evaluated(Rank(0), Row(0), 0, 0.5))) == [Finish, Finish]
+    told = play.tell(Evaluated(Rank(0), Row(0), 0, 0.5))
+    assert kinds(told) == [EpochMetrics, EpochMetrics, Finish, Finish]
+    assert told[0] == EpochMetrics(Rank(0), 0, None, 4, 0.5)
     play.tell(finished(0), finished(1))
     assert (play.end().status, play.end().exit_code) == ("ok", 0)
     assert play.mind.value == 0.5
@@ -145,16 +149,14 @@ def test_what_a_dead_rank_still_says_is_stale() -> None:
 
 
 @pytest.mark.parametrize("when", ["forming", "training", "evaluating"])
-def test_a_stop_lets_every_rank_copy_out_or_ends_before_there_is_anything(when: str) -> None:
+@pytest.mark.parametrize("event", [Stop(1, "SIGINT"), StopRequest(Rank(1), Row(1), "enough")])
+def test_a_stop_lets_every_rank_copy_out(when: str, event: Event) -> None:
     play = Play()
     if when == "evaluating":
         trained(play)
     elif when == "training":
         play.tell(ready(0), ready(1), attached(0), attached(1))
-    out = play.tell(Stop(1, "SIGINT"))
-    if when == "forming":
-        assert play.end().status == "stopped"
-        return
+    out = play.tell(event)
     if when == "training":  # rounds already issued are finished first
         assert Finish not in kinds(out)
         for number, steps in ((1, 0), (2, 1), (3, 1)):
@@ -162,8 +164,29 @@ def test_a_stop_lets_every_rank_copy_out_or_ends_before_there_is_anything(when: 
             play.tell(*(arrived(r, number, steps, picks) for r in (0, 1)))
             out = play.tell(*(left(r, number, 0, 1) for r in (0, 1)))
     assert kinds(out)[-2:] == [Finish, Finish]
-    play.tell(finished(0), finished(1))
+    play.tell(finished(0), finished(1, "other" if when == "forming" else "same"))
     assert play.end().status == "stopped"
+    assert play.end().reason == ("SIGINT" if isinstance(event, Stop) else "rank 1: enough")
+
+
+def test_a_request_to_stop_takes_nothing_back() -> None:
+    play = trained(Play())
+    play.tell(StopRequest(Rank(1), Row(1), "first"), StopRequest(Rank(0), Row(0), "second"))
+    play.tell(finished(0), StopRequest(Rank(0), Row(0), "late"), finished(1))
+    assert play.end().reason == "rank 1: first"
+
+
+def test_an_epochs_figures_reach_the_living_before_what_comes_next() -> None:
+    play = Play()
+    play.tell(ready(0), ready(1), attached(0), attached(1))
+    for number, steps in ((1, 0), (2, 1), (3, 1)):
+        picks = max(0, number - 1)
+        play.tell(*(arrived(r, number, steps, picks) for r in (0, 1)))
+        out = play.tell(left(0, number, 0, 1))
+    assert [a for a in out if isinstance(a, EpochMetrics)] == [
+        EpochMetrics(Rank(rank), 0, None, 4) for rank in (0, 1)
+    ]
+    assert kinds(out).index(EpochMetrics) < kinds(out).index(Evaluate)
 
 
 def test_a_second_stop_ends_it_now() -> None:
@@ -197,7 +220,9 @@ def test_every_nth_epoch_is_scored_between_its_last_round_and_the_next_window() 
         out += play.tell(*(left(r, number, 0, 1) for r in (0, 1)))
         orders += [k for k in kinds(out) if k in (Evaluate, Grant)]
         if number == 3:
-            assert kinds(play.tell(Evaluated(Rank(0), Row(0), 1, 0.2))) == []
+            told = play.tell(Evaluated(Rank(0), Row(0), 1, 0.2))
+            assert told[0] == EpochMetrics(Rank(0), 1, None, 2, 0.2)
+            assert kinds(told) == [EpochMetrics, EpochMetrics]
     scored = [a.epoch for a in play.said if isinstance(a, Evaluate)]
     assert scored == [1, 3]
     at = orders.index(Evaluate)

@@ -90,7 +90,7 @@ def test_only_what_was_said_becomes_a_wish():
     assert (wishes.epochs, wishes.gamma, wishes.policy, wishes.seed) == (3, 1, None, None)
 
 
-@pytest.mark.parametrize("method", ["worker", "start"])
+@pytest.mark.parametrize("method", ["worker"])
 def test_methods_of_later_versions_are_refused(method):
     with pytest.raises(BadConfig, match=f"{method}.. is not available in this version"):
         getattr(trainer(), method)()
