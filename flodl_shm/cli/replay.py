@@ -9,7 +9,6 @@ import click
 import msgspec
 
 import flodl_shm
-from flodl_shm.control.coordinator import Coordinator
 from flodl_shm.errors import BadConfig
 from flodl_shm.obs import journal
 from flodl_shm.obs.journal import Header, Record
@@ -31,6 +30,8 @@ def replay_command(as_json: bool, path: Path) -> int:
     Exit 0 if they do, also as far as a killed run came; 1 with the first difference. The second
     run of a script is RUN_DIR/run-2.
     """
+    from flodl_shm.control.coordinator import Coordinator  # --help needs none of it
+
     header, records = _open(path)
     coordinator = Coordinator(header.flags, header.world_size)
     seen: list[Record] = []

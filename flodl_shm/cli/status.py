@@ -10,7 +10,6 @@ import click
 import msgspec
 
 from flodl_shm.obs.run_dir import find_run, last_of
-from flodl_shm.obs.run_state import read_state
 from flodl_shm.obs.words import clip, duration, number, percent
 from flodl_shm.proc.procfs import descends
 
@@ -37,6 +36,8 @@ def status(as_json: bool, run_dir: Path, path: Path | None) -> int:
 
     RUN_DIR is one run, or a directory of runs. Of a script with several the last is shown.
     """
+    from flodl_shm.obs.run_state import read_state  # --help needs none of it
+
     state = read_state(last_of(find_run(path or run_dir)))
     told = as_object(state, now=time.monotonic_ns())
     click.echo(msgspec.json.encode(told) if as_json else "\n".join(lines(told)))
