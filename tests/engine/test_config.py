@@ -38,7 +38,7 @@ def test_slow_downs_of_a_rank_come_in_the_order_of_their_epochs():
         ({"ranks": 0, "devices": ()}, "between 1 and"),
         ({"backend": "nccl"}, "not available"),
         ({"wishes": Wishes(policy="async")}, "async"),
-        ({"progress": "live"}, "--progress live"),
+        ({"progress": "film"}, "--progress film"),
         ({"show_ranks": "1"}, "--show-ranks 1"),
         ({"workload": "paced", "workload_options": {"step_ms": 3.0}}, "1 entries for 2 ranks"),
         ({"workload": "paced", "workload_options": {"colour": 3}}, "--colour has no effect"),
