@@ -50,6 +50,12 @@ class PeersLost(FlodlError):
     exit_code = 4
 
 
+def of_exit_code(code: int, what: str) -> FlodlError:
+    """The error of a run that ended so, for whoever has to raise it."""
+    kinds = {kind.exit_code: kind for kind in (BadConfig, HostUnfit, PeersLost, RankFailed)}
+    return kinds.get(code, WeBroke)(what)
+
+
 class PeerBroke(FlodlError):
     """The other side violated the protocol."""
 

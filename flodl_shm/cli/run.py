@@ -68,7 +68,7 @@ def run(ctx: click.Context, /, **given: Any) -> int:
 
     SCRIPT runs in every rank as it would under plain python; its Trainer does the rest.
     """
-    config = settle(given, _sources(ctx))
+    config = settle(given, sources_of(ctx))
     if config.dry_run:
         click.echo(_json(dry.as_object(config)) if config.as_json else dry.as_text(config))
         return 0
@@ -172,7 +172,7 @@ def _wishes(given: dict[str, Any]) -> Wishes:
     return Wishes(**words)
 
 
-def _sources(ctx: click.Context) -> dict[str, str]:
+def sources_of(ctx: click.Context) -> dict[str, str]:
     """Where each option's value came from, by the option's name as it is written."""
     told = {}
     for name in ctx.params:

@@ -21,6 +21,7 @@ from flodl_shm.errors import BadConfig
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from flodl_shm.engine.ticket import Earlier
     from flodl_shm.ids import Rank
 
 STARTS = ("fork", "spawn")
@@ -106,6 +107,9 @@ class RunConfig:
     as_json: bool = False  # the summary, and nothing else, on stdout
     threads: int | None = None  # the user's OMP_NUM_THREADS; None: the cores are shared out
     free_run_s: float = 0.0  # for benchmarks, no option: see train/free_run.py
+    # Of a script that launches its own ranks, what its run()s before this one brought; None: it
+    # does not. See engine/self_launch.py.
+    earlier: tuple[Earlier, ...] | None = None
     sources: Mapping[str, str] = field(default_factory=dict)  # option -> where its value is from
 
     def __post_init__(self) -> None:

@@ -136,6 +136,8 @@ class Host:
             stderr_log=str(self.run_dir.rank(rank) / "stderr.log"),
             cwd=os.getcwd(),
             free_run_s=config.free_run_s,
+            earlier=config.earlier,
+            state_file=str(self.run_dir.state),
         )
 
     # ---- arena --------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,27 @@ def launch(config: RunConfig) -> int:
 
     Raises FlodlError for what forbids a start.
     """
+    outcome = conduct(config)
+    if outcome.stopped_by:
+        die_of(outcome.stopped_by)
+    return outcome.end.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is left of a run, or of a script's last one, when nothing of it is there any more."""
+
+    end: End
+    stopped_by: int  # the signal it was stopped by; 0: by none
+    value: float | None  # of the final evaluation
+    run_dir: RunDir
+
+
+def conduct(config: RunConfig) -> Outcome:
+    """Run it, from the first file to the last process, and report its end on the screen.
+
+    Raises as `launch` does.
+    """
     started_at = Nanos(time.monotonic_ns())
     swept = sweep()
     run_dir = RunDir.create(config.run_root, ranks=config.ranks, name=config.name)
@@ -76,7 +98,7 @@ def launch(config: RunConfig) -> int:
         lifeline.close()
 
 
-def _drive(host: Host, recorder: Recorder, signals: SignalPipe, server: ForkServer) -> int:
+def _drive(host: Host, recorder: Recorder, signals: SignalPipe, server: ForkServer) -> Outcome:
     runs = Runs(host, signals, first=recorder, open_recorder=partial(_recorder, host.config))
     try:
         end = runs.drive()
@@ -90,10 +112,8 @@ def _drive(host: Host, recorder: Recorder, signals: SignalPipe, server: ForkServ
     if end is not loop.end:
         recorder.remark(end, Nanos(time.monotonic_ns()))
     report_end(host, recorder, end)
-    if loop.stopped_by and end.status == "stopped":
-        signals.restore()
-        die_of(loop.stopped_by)
-    return end.exit_code
+    stopped_by = loop.stopped_by if end.status == "stopped" else 0
+    return Outcome(end, stopped_by, loop.coordinator.value, host.run_dir)
 
 
 def _after_all(end: End, loop: HostLoop) -> End:

@@ -82,6 +82,10 @@ def _be(ticket: Ticket, session: ShmSession) -> None:
 
     torch.set_num_threads(ticket.threads)
     sessions.CURRENT = session
+    if ticket.earlier is not None:
+        from flodl_shm.engine.self_launch import OneRun
+
+        sessions.ONE_RUN = OneRun(ticket, session.is_lowest)
     os.chdir(ticket.cwd)
     if ticket.script is not None:
         run_script(ticket.script, ticket.script_args)

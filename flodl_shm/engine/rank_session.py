@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from flodl_shm.control import messages
 from flodl_shm.errors import PeersLost, WeBroke
 from flodl_shm.gpu.pinning import pin
+from flodl_shm.ids import Row
 from flodl_shm.shm.arena import Arena
 from flodl_shm.shm.ring import BadFrame, Reader, Writer
 from flodl_shm.shm.segment import Segment
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from flodl_shm.control.messages import Attach, Order, Report
     from flodl_shm.engine.ticket import Ticket
-    from flodl_shm.ids import Rank, Row
+    from flodl_shm.ids import Rank
     from flodl_shm.shm.control_block import ControlBlock
 
 SEND_LIMIT_NS = 60_000_000_000  # the launcher reads within milliseconds, or it is stopped
@@ -105,6 +106,14 @@ class ShmSession:
         if self.device.startswith("cuda"):
             self._pin(arena)
         return Reducer(arena, seat_row=self.row, slot=order.slot), arena.slot(order.slot)
+
+    def is_lowest(self) -> bool:
+        """True once every rank below this one is gone, well or not; asked after a run.
+
+        Without an arena, of a run that was stopped before there was one, every rank passes.
+        """
+        arena = self._arena
+        return arena is None or all(arena.is_gone(Row(row)) for row in range(self.row))
 
     def _leave_arena(self) -> None:
         """Give back that of the run before: its replica has moved out."""

@@ -10,6 +10,15 @@ from flodl_shm.ids import Rank, Row
 OptionValue = int | float | tuple[float, ...]
 
 
+class Earlier(msgspec.Struct, frozen=True):
+    """What a run() of the script brought before: a file with its state, or an error."""
+
+    state: str = ""
+    value: float | None = None  # of its evaluation, which every answer has, not only the scorer's
+    exit_code: int = 0
+    reason: str = ""
+
+
 class Ticket(msgspec.Struct, frozen=True):
     """One incarnation of a rank."""
 
@@ -29,6 +38,8 @@ class Ticket(msgspec.Struct, frozen=True):
     stderr_log: str  # where a traceback goes besides the error file
     cwd: str
     free_run_s: float = 0.0
+    earlier: tuple[Earlier, ...] | None = None  # see RunConfig
+    state_file: str = ""  # where one rank then writes what it has trained
 
 
 _decoder = msgspec.msgpack.Decoder(Ticket)

@@ -92,6 +92,11 @@ class RunDir:
         """run.json: what was asked for, by whom, on what."""
         return self.path / SETTINGS
 
+    @property
+    def state(self) -> Path:
+        """What was trained, where a script under plain python has launched the run."""
+        return self.path / "state.safetensors"
+
     def of_run(self, number: int) -> RunDir:
         """Files of a script's second run and later ones; ranks and their output stay here.
 

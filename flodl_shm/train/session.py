@@ -1,14 +1,14 @@
 """What a rank is given by whoever started it: its seat, its link, its arena.
 
 Protocols only. In a rank of the launcher the engine provides them, in-process training brings
-its own (train/solo.py), tests bring fakes. `CURRENT` is set by the engine before user code runs;
-it is None in a plain Python process.
+its own (train/solo.py), tests bring fakes. `CURRENT` and `ONE_RUN` are set by the engine before user
+code runs; `CURRENT` is None in a plain Python process.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flodl_shm.control.messages import Attach, Order, Report, Seat
     from flodl_shm.ids import Nanos, Rank, Round, Row
     from flodl_shm.train.reduce import Outcome
+    from flodl_shm.train.state import TrainedState
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,4 +98,15 @@ class Session(Protocol):
         """Map the arena. The slot is a 1-D float32 tensor; None: a lone rank needs no arena."""
 
 
+class OneRun(Protocol):
+    """In a rank that exists for one run() of the script alone, whichever it is."""
+
+    def answer(self) -> TrainedState | None:
+        """What an earlier run() brought; None: this is the one to train."""
+
+    def leave(self, state: TrainedState) -> NoReturn:
+        """It is trained: end the script."""
+
+
 CURRENT: Session | None = None
+ONE_RUN: OneRun | None = None

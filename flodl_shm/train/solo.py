@@ -26,7 +26,7 @@ from flodl_shm.control.messages import (
     Tick,
     Wishes,
 )
-from flodl_shm.errors import BadConfig, FlodlError, HostUnfit, PeersLost, RankFailed, WeBroke
+from flodl_shm.errors import WeBroke, of_exit_code
 from flodl_shm.ids import Nanos, Rank, Row
 from flodl_shm.train.gpu_worker import GpuWorker
 from flodl_shm.train.lone_meeting import LoneMeeting
@@ -44,10 +44,6 @@ if TYPE_CHECKING:
 # There is nobody to meet, so windows are only the grain in which losses are counted. Short ones
 # would cost: a round's bookkeeping takes as long as ten steps of a tiny model.
 FLAGS = Wishes(policy="cadence", anchor=100, max_anchor=100)
-
-_ERRORS: dict[int, type[FlodlError]] = {
-    kind.exit_code: kind for kind in (BadConfig, HostUnfit, PeersLost, RankFailed)
-}
 
 
 class LocalLink:
@@ -71,7 +67,7 @@ class LocalLink:
         if not self._orders and self._end is None:
             self._feed(Tick())
         if self._end is not None and self._end.status == "failed":
-            raise _ERRORS.get(self._end.exit_code, WeBroke)(self._end.reason)
+            raise of_exit_code(self._end.exit_code, self._end.reason)
         if not self._orders:
             raise WeBroke(f"the coordinator gives no order to a rank that waits for {wait_for}")
         return self._orders.popleft()

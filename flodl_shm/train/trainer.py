@@ -143,16 +143,18 @@ class Trainer:
     def run(self) -> TrainedState:
         """Train to the end and return the consensus.
 
-        Under the launcher this process is one rank of it; in a plain process it trains here, on
-        one device. Raises what the user's functions raise, FlodlError for the rest.
+        Under the launcher this process is one rank of it. Under plain python it trains here on one
+        device, or launches ranks for several, each of which runs the script again. Raises what
+        the user's functions raise, FlodlError for the rest.
         """
         _refuse_while_imported_by_a_worker()
         if sessions.CURRENT is not None:
-            refuse_another()
-            return GpuWorker(self.job, sessions.CURRENT).run()
+            return _run_as_rank(self.job, sessions.CURRENT)
+        from flodl_shm.cli.plain_python import train_by_ranks
         from flodl_shm.train.solo import run_alone
 
-        return run_alone(self.job)
+        state = train_by_ranks()
+        return run_alone(self.job) if state is None else state
 
     def worker(self) -> Any:
         """A loop of the user's own; not available in this version."""
@@ -164,9 +166,23 @@ class Trainer:
         if sessions.CURRENT is not None:
             refuse_another()
             return Handle(GpuWorker(self.job, sessions.CURRENT))
+        from flodl_shm.cli.plain_python import refuse_to_launch
         from flodl_shm.train.solo import alone
 
+        refuse_to_launch("start()")
         return Handle(GpuWorker(self.job, alone()))
+
+
+def _run_as_rank(job: Job, session: sessions.Session) -> TrainedState:
+    refuse_another()
+    one = sessions.ONE_RUN
+    state = one.answer() if one is not None else None
+    if state is not None:
+        return state
+    state = GpuWorker(job, session).run()
+    if one is not None:
+        one.leave(state)
+    return state
 
 
 def _refuse_while_imported_by_a_worker() -> None:

@@ -34,6 +34,8 @@ HEIGHTS = {
 ALLOWED = {
     # A rank runs a workload by its name; a workload knows nothing of the engine that runs it.
     ("flodl_shm.engine", "flodl_shm.workloads"),
+    # Under plain python Trainer asks the command line's room what the environment says.
+    ("flodl_shm.train", "flodl_shm.cli"),
 }
 PURE_ROOMS = ("flodl_shm/control", "flodl_shm/wire", "flodl_net/control")
 OUTSIDE = {
@@ -135,7 +137,7 @@ def test_pure_rooms_open_and_print_nothing(path):
 ENVIRONMENT_READERS = {
     "flodl_shm/cli/run.py",  # the one place where configuration enters
     "flodl_shm/proc/fork_loop.py",  # no setting: it puts back a variable it changed for a moment
-    "flodl_shm/train/trainer.py",  # plain `python train.py`: no command line was there to read it
+    "flodl_shm/cli/plain_python.py",  # `python train.py`: no command line was there to read it
 }
 
 

@@ -12,3 +12,9 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch):
+    """Whatever GPUs there are: run() under plain python launches no ranks here."""
+    monkeypatch.setenv("FLODL_RANKS", "1")
