@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from flodl_shm.control import gate, plan, window_plan
+from flodl_shm.control import gate, window_plan
 from flodl_shm.control.balance import Balance
 from flodl_shm.control.convergence import TrendGuard
 from flodl_shm.control.gate import Gate
+from flodl_shm.control.mass import mass
 from flodl_shm.control.messages import (
     Action,
     Arrived,
@@ -89,12 +90,15 @@ class ReduceCycle:
         return not any(self._windows.open())
 
     def awaited(self, living: Living) -> dict[Rank, str]:
-        """Living ranks that the oldest unsettled round waits for."""
-        waits: dict[Rank, str] = {}
-        for window in self._windows.unsettled()[:1]:
-            late = window.awaited(living)
-            waits.update(dict.fromkeys(late, f"its arrival in round {window.round}"))
-        return waits
+        """Living ranks that the oldest open round waits for, and what for."""
+        for window in self._windows.open():
+            if not window.settled:
+                late, what = window.awaited(living), "its arrival in"
+            else:
+                late = [rank for rank in window.ranks if rank in living and rank not in window.left]
+                what = "its part of the reduce of"
+            return dict.fromkeys(late, f"{what} round {window.round}")
+        return {}
 
     def fastest(self, living: Living) -> Rank:
         """The rank whose batches cost least; the lowest while that is unknown."""
@@ -145,7 +149,7 @@ class ReduceCycle:
             contributors=window.contributors,
             steps={str(rank): report.steps for rank, report in done.items()},
             picks={str(rank): window.picks.get(rank, 0) for rank in done},
-            mass={str(r): plan.mass(report.steps, self.plan.gamma) for r, report in done.items()},
+            mass={str(r): mass(report.steps, self.plan.gamma) for r, report in done.items()},
             global_step=self.schedule.global_step,
             loss=loss_sum / loss_count if loss_count else None,
             divergence=divergence,
@@ -262,23 +266,24 @@ class ReduceCycle:
 
     def _issue(self, epoch: Epoch, planned: WindowPlan, living: Living) -> Iterator[Action]:
         """Name the round, its roster and its picks, and tell every rank of it."""
-        anchor = self._anchor(planned, living)
+        anchor_rank = self._anchor_rank(planned, living)
+        anchor_steps = planned.planned[anchor_rank]
         window = Window(
             round=self._windows.next_round,
             epoch=epoch.number,
             roster=tuple(Seat(rank, row, Slot(rank)) for rank, row in living.items()),
-            anchor_rank=anchor,
-            anchor_steps=planned.planned[anchor],
+            anchor_rank=anchor_rank,
+            anchor_steps=anchor_steps,
             planned=planned.planned,
-            ceiling={**planned.ceiling, anchor: planned.planned[anchor]},
+            ceiling={**planned.ceiling, anchor_rank: anchor_steps},
             exact=planned.exact,
         )
         self._windows.issue(window)
         yield Issued(
             round=window.round,
             epoch=window.epoch,
-            anchor_rank=anchor,
-            anchor_steps=window.anchor_steps,
+            anchor_rank=anchor_rank,
+            anchor_steps=anchor_steps,
             planned={str(rank): count for rank, count in planned.planned.items()},
             reason=planned.reason,
         )
@@ -288,15 +293,15 @@ class ReduceCycle:
                 round=window.round,
                 epoch=window.epoch,
                 roster=window.roster,
-                anchor_rank=anchor,
-                anchor_steps=window.anchor_steps,
+                anchor_rank=anchor_rank,
+                anchor_steps=anchor_steps,
                 planned=window.planned[rank],
                 ceiling=window.ceiling[rank],
                 spans=epoch.pool.held_spans(rank),
                 after=self._consumed.get(row, 0),
             )
 
-    def _anchor(self, planned: WindowPlan, living: Living) -> Rank:
+    def _anchor_rank(self, planned: WindowPlan, living: Living) -> Rank:
         """The balancer's anchor rank if it takes part, else the living rank with most to do."""
         chosen = self._balance.anchor_rank
         if chosen is not None and chosen in living and planned.planned[chosen]:

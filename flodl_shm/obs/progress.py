@@ -55,6 +55,7 @@ class Progress:
         self._next_at: Nanos | None = None
         self._told: dict[str, str] = {}  # topic -> what was last said about it
         self._alerts: deque[str] = deque(maxlen=ALERTS)
+        self._blind = False  # nobody reads any more
         self._screen = self._open_screen()
 
     def _open_screen(self) -> LiveScreen | None:
@@ -119,8 +120,8 @@ class Progress:
         """A whole line a rank has printed, its prefix included."""
         if self._view.mode == "json":
             self._object("output", text=line)
-        else:
-            self._plain(line)
+        elif not self._blind:  # `none` hides what the launcher says, not the user's own words
+            self._write(line)
 
     def close(self) -> None:
         """Nothing is drawn from here on: what follows are plain lines. Twice is harmless."""
@@ -233,8 +234,11 @@ class Progress:
         if tally.first_step_at is None or tally.last_commit_at is None:
             return [0.0 for _ in tally.ranks]
         span = (tally.first_step_at, tally.last_commit_at)
+        # At most 1: waits before the first step are in the sums, but not in the span.
         return [
-            (r.wait_ns + r.barrier_ns + r.data_ns) / lived if (lived := r.lived_ns(*span)) else 0.0
+            min(1.0, (r.wait_ns + r.barrier_ns + r.data_ns) / lived)
+            if (lived := r.lived_ns(*span))
+            else 0.0
             for r in tally.ranks.values()
         ]
 
@@ -310,4 +314,4 @@ class Progress:
             write()
         except (OSError, ValueError):
             self._view = View(mode="none", quiet=True)
-            self._screen = None
+            self._blind, self._screen = True, None

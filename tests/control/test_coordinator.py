@@ -276,6 +276,10 @@ def test_whom_the_run_waits_for_has_a_name() -> None:
     assert play.mind.awaited() == {}
     play.tell(ready(0), ready(1), attached(0), attached(1), arrived(0, 1, 0, 0))
     assert play.mind.awaited() == {1: "its arrival in round 1"}
+    play.tell(arrived(1, 1, 0, 0))
+    assert play.mind.awaited() == dict.fromkeys((0, 1), "its part of the reduce of round 1")
+    play.tell(left(0, 1, 0, 1))
+    assert play.mind.awaited() == dict.fromkeys((0, 1), "its arrival in round 2")
     trained(play := Play())
     (scorer,) = [a.rank for a in play.said if isinstance(a, Evaluate)]
     assert play.mind.awaited() == {scorer: "the evaluation"}

@@ -113,3 +113,11 @@ def test_metrics_says_once_that_the_disk_is_full(tmp_path):
         metrics.write({})
         metrics.write({})
     assert len(warnings) == 1
+
+
+def test_no_progress_still_shows_what_the_script_prints(feed):
+    screen = io.StringIO()
+    progress = Progress(feed.tally, screen, View(mode="none"))
+    progress.say("of the launcher")
+    progress.pass_on("[r0] of the script")
+    assert screen.getvalue() == "[r0] of the script\n"
