@@ -128,15 +128,12 @@ class MsfGuard:
         text = f"divergence {divergence:.3g} grows by {rate:.2g} a step"
         if self._wild >= self.STREAK:
             self._wild = 0
-            return NudgeDown(
-                self.FACTOR
-            ), f"{text}, over {self.NUDGE_ABOVE:g} for {self.STREAK} reduces"
+            said = f"{text}, over {self.NUDGE_ABOVE:g} for {self.STREAK} reduces"
+            return NudgeDown(self.FACTOR), said
         if self._fast >= self.STREAK:
             self._fast = 0
-            return (
-                SuppressGrowth(),
-                f"{text}, over {self.SUPPRESS_ABOVE:g} for {self.STREAK} reduces",
-            )
+            said = f"{text}, over {self.SUPPRESS_ABOVE:g} for {self.STREAK} reduces"
+            return SuppressGrowth(), said
         return Stable(), text
 
     def _smooth(self, rate: float) -> float:

@@ -5,7 +5,7 @@ many as fit in the same time. Costs are per batch *delivered*, data included, so
 starved loader counts as slowness. Windows grow while their fixed cost is too large a part of them
 and the convergence guard agrees (window_growth.py); single outliers move nothing (smoothed.py).
 
-    probe    nothing is measured      all ranks do the anchor's steps, or what a speed hint says
+    probe    nothing is measured      all do anchor_steps, or what a speed hint says
     warmup   1 to 4 windows           the anchor rank stays: first costs fall on the newest device
     stable   from 5 windows on        re-elected; windows may grow at the plain target
     mature   from 20 windows on       the same; learning-rate control trusts it more
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from flodl_shm.control.convergence import Verdict
 
-COHORT_BAND = 0.15  # ranks within this of the slowest are the slow cohort: any may be the anchor
+COHORT_BAND = 0.15  # ranks within this of the slowest are the slow cohort: any may set the pace
 DOMINANCE = 0.10  # an anchor rank in the cohort stays unless another is this much slower
 DEAD_ZONE = 0.05  # smaller changes of a count are noise; elastic windows absorb them
 MAX_RATIO = 64.0  # a degenerate reading must not schedule 1e5 batches
@@ -214,12 +214,12 @@ class ElChe:
             self._sync.add(sync_ns)
         self._windows += 1
         elected = self._elect()
-        anchor = self.anchor_rank
-        slow = self.cost_ns(anchor) if anchor is not None else None
-        if anchor is None or slow is None:
+        anchor_rank = self.anchor_rank
+        slow = self.cost_ns(anchor_rank) if anchor_rank is not None else None
+        if anchor_rank is None or slow is None:
             self._windows -= 1  # without the anchor rank's cost no other means anything
-            return f"anchor rank {anchor} has no usable time yet: counts stay"
-        grown = self._weigh(anchor, slow)
+            return f"anchor rank {anchor_rank} has no usable time yet: counts stay"
+        grown = self._weigh(anchor_rank, slow)
         self._plan()
         return f"{self._words(scale)}{elected}{grown}"
 
@@ -321,9 +321,9 @@ class ElChe:
         self._elected = slowest if held in cohort else cohort[0]
         return f"; rank {self._elected} is the anchor rank now"
 
-    def _weigh(self, anchor: Rank, slow: float) -> str:
+    def _weigh(self, anchor_rank: Rank, slow: float) -> str:
         """Let the window's fixed cost argue for a longer one; not on the first window's word."""
-        fill = self._fills.get(anchor)
+        fill = self._fills.get(anchor_rank)
         if not self.config.grows or fill is None or self._windows < 2:
             self._growth.forget_proposal()
             return ""
@@ -348,11 +348,12 @@ class ElChe:
 
     def _exact(self, rank: Rank) -> float:
         """Batches that fit into the anchor rank's steps, not yet rounded."""
-        anchor, cost, hint = self.anchor_rank, self.cost_ns(rank), self.config.speed_hint
-        slow = self.cost_ns(anchor) if anchor is not None else None
+        anchor_rank, cost = self.anchor_rank, self.cost_ns(rank)
+        slow = self.cost_ns(anchor_rank) if anchor_rank is not None else None
+        hint = self.config.speed_hint
         if hint is not None and not self.calibrated and self._elected == hint[0] != rank:
             return self.anchor_steps * min(hint[1], MAX_RATIO)
-        if cost is None or slow is None or rank == anchor:
+        if cost is None or slow is None or rank == anchor_rank:
             return float(self.anchor_steps)
         exact = self.anchor_steps * min(slow / cost, MAX_RATIO)
         if self._costs[rank].readings < 2:
@@ -383,12 +384,11 @@ class ElChe:
         return scaled
 
     def _words(self, scale: str) -> str:
-        anchor = self.anchor_rank
         known = {rank: self.cost_ns(rank) for rank in sorted(self._living)}
         costs = " ".join(f"{cost / 1e6:.3g}" if cost else "?" for cost in known.values())
         counts = " ".join(str(count) for count in self.counts(self._living).values())
         return (
             f"window {self._windows} ({self.phase.name.lower()}): "
             f"{scale} costs {costs} ms a batch, counts {counts}, "
-            f"anchor rank {anchor} with {self.anchor_steps} steps"
+            f"anchor rank {self.anchor_rank} with {self.anchor_steps} steps"
         )

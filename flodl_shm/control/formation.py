@@ -52,8 +52,8 @@ class Formation:
             if difference:
                 raise BadConfig(
                     f"ranks {reports[0].rank} and {other.rank} differ: {difference}",
-                    hint="every rank must build the same model on the same data; "
-                    "look for code that depends on the rank or on an unseeded random choice",
+                    hint="Every rank must build the same model on the same data; "
+                    "look for code that depends on the rank or on an unseeded random choice.",
                 )
         return reports
 

@@ -31,11 +31,11 @@ def split_remainder(
     known = {r: c for r in living if (c := costs.get(r)) is not None and 0 < c < math.inf}
     slowest = max(known.values(), default=1.0)
     price = {rank: known.get(rank, slowest) for rank in sorted(living)}
-    slots = dict.fromkeys(sorted({*costs, *living}), 0)
+    batches_of = dict.fromkeys(sorted({*costs, *living}), 0)
     if price and batches > 0:
-        slots.update(_fill(batches, price))
-        _pair_lone_batches(slots, price)
-    return slots
+        batches_of.update(_fill(batches, price))
+        _pair_lone_batches(batches_of, price)
+    return batches_of
 
 
 def _fill(batches: int, price: Mapping[Rank, float]) -> dict[Rank, int]:
@@ -46,17 +46,17 @@ def _fill(batches: int, price: Mapping[Rank, float]) -> dict[Rank, int]:
     the long part of the loop; a hair less guards against rounding up.
     """
     fluid = batches / sum(1 / cost for cost in price.values()) * (1 - 1e-9)
-    slots = {rank: int(fluid / cost) for rank, cost in price.items()}
-    heap = [((slots[rank] + 1) * cost, rank) for rank, cost in price.items()]
+    batches_of = {rank: int(fluid / cost) for rank, cost in price.items()}
+    heap = [((batches_of[rank] + 1) * cost, rank) for rank, cost in price.items()]
     heapq.heapify(heap)
-    for _ in range(batches - sum(slots.values())):
+    for _ in range(batches - sum(batches_of.values())):
         _, rank = heap[0]
-        slots[rank] += 1
-        heapq.heapreplace(heap, ((slots[rank] + 1) * price[rank], rank))
-    return slots
+        batches_of[rank] += 1
+        heapq.heapreplace(heap, ((batches_of[rank] + 1) * price[rank], rank))
+    return batches_of
 
 
-def _pair_lone_batches(slots: dict[Rank, int], price: Mapping[Rank, float]) -> None:
+def _pair_lone_batches(batches_of: dict[Rank, int], price: Mapping[Rank, float]) -> None:
     """Give single batches company, as long as the makespan stays.
 
     A one-batch window has no second batch to time, and one such rank makes the balancer fall back
@@ -64,16 +64,16 @@ def _pair_lone_batches(slots: dict[Rank, int], price: Mapping[Rank, float]) -> N
     since the balancer's memory takes one coarse reading in its stride. As the filling is exact,
     only ties are free.
     """
-    makespan = max(slots[rank] * cost for rank, cost in price.items())
+    makespan = max(batches_of[rank] * cost for rank, cost in price.items())
     for rank in price:
-        if slots[rank] != 1:
+        if batches_of[rank] != 1:
             continue
-        donors = [(slots[r] * price[r], -r) for r in price if slots[r] > 2]
+        donors = [(batches_of[r] * price[r], -r) for r in price if batches_of[r] > 2]
         if donors and 2 * price[rank] <= makespan:
-            slots[Rank(-max(donors)[1])] -= 1
-            slots[rank] = 2
+            batches_of[Rank(-max(donors)[1])] -= 1
+            batches_of[rank] = 2
             continue
-        takers = [((slots[r] + 1) * price[r], r) for r in price if r != rank and slots[r]]
+        takers = [((batches_of[r] + 1) * price[r], r) for r in price if r != rank and batches_of[r]]
         if takers and min(takers)[0] <= makespan:
-            slots[min(takers)[1]] += 1
-            slots[rank] = 0
+            batches_of[min(takers)[1]] += 1
+            batches_of[rank] = 0

@@ -47,31 +47,31 @@ def check(wishes: Wishes) -> None:
     if wishes.policy is not None and wishes.policy not in POLICIES:
         raise BadConfig(
             f"policy {wishes.policy!r} is not one of {', '.join(POLICIES)}",
-            hint="choose one of them with --policy or Trainer(policy=...)",
+            hint="Choose one of them with --policy or Trainer(policy=...).",
         )
     if wishes.tail is not None and wishes.tail not in TAILS:
         raise BadConfig(f"tail {wishes.tail!r} is not one of {', '.join(TAILS)}")
     for name in ("epochs", "anchor", "max_anchor", "augment"):
         value = getattr(wishes, name)
         if value is not None and value < 1:
-            raise BadConfig(f"{name} is {value}", hint="it must be at least 1")
+            raise BadConfig(f"{name} is {value}", hint="It must be at least 1.")
     for size in _sizes(wishes.batch_size):
         if size < 1:
-            raise BadConfig(f"batch_size is {size}", hint="it must be at least 1")
+            raise BadConfig(f"batch_size is {size}", hint="It must be at least 1.")
     for name in ("max_batch_diff", "eval_every"):
         value = getattr(wishes, name)
         if value is not None and value < 0:
-            raise BadConfig(f"{name} is {value}", hint="it must not be negative")
+            raise BadConfig(f"{name} is {value}", hint="It must not be negative.")
     if wishes.seed is not None and wishes.seed < 0:
-        raise BadConfig(f"seed is {wishes.seed}", hint="it must not be negative")
+        raise BadConfig(f"seed is {wishes.seed}", hint="It must not be negative.")
     target = wishes.overhead_target
     if target is not None and not 0.01 <= target <= 0.5:
-        raise BadConfig(f"overhead_target is {target}", hint="it must lie between 0.01 and 0.5")
+        raise BadConfig(f"overhead_target is {target}", hint="It must lie between 0.01 and 0.5.")
     if wishes.gamma is not None and not math.isfinite(wishes.gamma):
-        raise BadConfig(f"gamma is {wishes.gamma}", hint="it must be a finite number")
+        raise BadConfig(f"gamma is {wishes.gamma}", hint="It must be a finite number.")
     norm = wishes.max_grad_norm
     if norm is not None and not norm > 0:
-        raise BadConfig(f"max_grad_norm is {norm}", hint="it must be greater than 0")
+        raise BadConfig(f"max_grad_norm is {norm}", hint="It must be greater than 0.")
     anchor, most = wishes.anchor, wishes.max_anchor
     if anchor is not None and most is not None and anchor > most:
         raise BadConfig(f"anchor {anchor} is greater than max_anchor {most}")
@@ -82,6 +82,7 @@ def settle(flags: Wishes, script: Wishes, *, world_size: int, samples: int) -> S
     check(flags)
     check(script)
     said = merge(flags, script, DEFAULTS)
+    # Option by option the values have the types of Wishes; a dict of them cannot say so.
     check(Wishes(**said))  # type: ignore[arg-type]
     sizes = _sizes(said.pop("batch_size"))  # type: ignore[arg-type]
     plan = Settled(
@@ -101,7 +102,7 @@ def check_ranks(wishes: Wishes, world_size: int) -> None:
     if len(sizes) > 1 and len(sizes) != world_size:
         raise BadConfig(
             f"{len(sizes)} batch sizes are given for {world_size} ranks",
-            hint="give one for all, or one for each rank",
+            hint="Give one for all, or one for each rank.",
         )
     ratios = wishes.partition_ratios
     if ratios is not None:
@@ -113,7 +114,7 @@ def check_ranks(wishes: Wishes, world_size: int) -> None:
         if not (math.isfinite(times) and times >= 1):
             raise BadConfig(
                 f"the speed hint {rank}:{times:g} says the others are {times:g} times as fast",
-                hint="name the slowest rank and a factor of at least 1",
+                hint="Name the slowest rank and a factor of at least 1.",
             )
 
 
@@ -126,7 +127,7 @@ def _check_ratios(ratios: tuple[float, ...], world_size: int) -> None:
     if abs(total - 1) > RATIO_SLACK:
         raise BadConfig(
             f"partition ratios {', '.join(f'{r:g}' for r in ratios)} sum to {total:g}",
-            hint="they must sum to 1",
+            hint="They must sum to 1.",
         )
 
 
@@ -143,7 +144,7 @@ def _check_ranks(plan: Settled) -> None:
 
 def _check_data(plan: Settled) -> None:
     if plan.samples == 0:
-        raise BadConfig("the dataset is empty", hint="give it at least one batch for each rank")
+        raise BadConfig("the dataset is empty", hint="Give it at least one batch for each rank.")
     need = sum(plan.batch_sizes)
     if plan.picks >= need:
         return
@@ -152,7 +153,7 @@ def _check_data(plan: Settled) -> None:
         sizes = f"{plan.world_size} ranks x batch size {plan.batch_sizes[0]}"
     raise BadConfig(
         f"the dataset has {plan.picks} samples, fewer than {sizes} = {need}",
-        hint="use a smaller --batch-size or fewer --ranks",
+        hint="Use a smaller --batch-size or fewer --ranks.",
     )
 
 
@@ -161,11 +162,3 @@ def _sizes(given: int | tuple[int, ...] | None) -> tuple[int, ...]:
     if given is None:
         return ()
     return (given,) if isinstance(given, int) else tuple(given)
-
-
-def mass(steps: int, gamma: float) -> float:
-    """A rank's weight in the parameter mean: steps**gamma, and 0 for a rank that did not move.
-
-    The guard matters for every gamma: 0**0 is 1 and 0**-1 has no value (floDl, realized work).
-    """
-    return float(steps) ** gamma if steps > 0 else 0.0

@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections import deque
 
 KEPT = 5
-NEAR = (
-    0.25  # part of the median: far above jitter of a window's mean, below any change that matters
-)
+# Part of the median: far above jitter of a window's mean, below any change that matters.
+NEAR = 0.25
 
 
 class Smoothed:

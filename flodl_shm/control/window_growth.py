@@ -18,7 +18,7 @@ NUDGE_FLOOR = 0.1  # a guard gone wild must not collapse the window in one step
 
 
 class WindowGrowth:
-    """The anchor's steps, and what was proposed for them. Bounds are in steps, target a part."""
+    """anchor_steps, and what was proposed for them. Bounds are in steps, target a part."""
 
     def __init__(self, steps: int, *, low: int, high: int, target: float) -> None:
         self.low = min(low, high)

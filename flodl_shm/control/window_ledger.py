@@ -40,7 +40,6 @@ class Window:
     picks: dict[Rank, int] = field(default_factory=dict)  # consumed in this window
     left: dict[Rank, Left] = field(default_factory=dict)
     settled: bool = False
-    committed: bool = False
 
     @property
     def ranks(self) -> tuple[Rank, ...]:
@@ -80,18 +79,16 @@ class WindowLedger:
             raise PeerBroke(f"rank {report.rank} arrived twice in round {report.round}")
         window.arrived[report.rank] = report
 
-    def leave(self, report: Left) -> Window | None:
-        """Write down that a rank left; the round's window, or None if it is committed already."""
+    def leave(self, report: Left) -> None:
+        """Write down that a rank left. A round that is committed already needs no more of it."""
         window = self._open.get(report.round)
         if window is not None:
             window.left[report.rank] = report
         elif report.round >= self.next_round:
             raise PeerBroke(f"rank {report.rank} left round {report.round}, never issued")
-        return window
 
     def close(self, window: Window) -> None:
         """Forget a committed window."""
-        window.committed = True
         del self._open[window.round]
 
     def open(self) -> Iterator[Window]:

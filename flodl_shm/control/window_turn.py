@@ -28,27 +28,27 @@ class AnchorView:
 
 
 def takes_another(
-    grant: Grant, *, done: int, now: Nanos, own_ns: int, anchor: AnchorView | None
+    grant: Grant, *, done: int, now: Nanos, own_ns: int, anchor_view: AnchorView | None
 ) -> bool:
     """True if a rank that has done `done` batches of the window shall do one more.
 
-    `own_ns` is its own mean batch time; `anchor` is None on the anchor rank itself.
+    `own_ns` is its own mean batch time; `anchor_view` is None on the anchor rank itself.
     """
     if done >= grant.ceiling:
         return False
-    if anchor is None:
+    if anchor_view is None:
         return done < grant.anchor_steps
-    if grant.planned == grant.ceiling or not anchor.alive:
+    if grant.planned == grant.ceiling or not anchor_view.alive:
         return done < grant.planned
     if done == 0:
         return True  # every rank with picks contributes to every window
-    if anchor.done >= grant.anchor_steps:
+    if anchor_view.done >= grant.anchor_steps:
         return False
     end = predicted_end(
-        last_ns=anchor.last,
-        done=anchor.done,
+        last_ns=anchor_view.last,
+        done=anchor_view.done,
         anchor_steps=grant.anchor_steps,
-        pace_ns=anchor.pace_ns,
+        pace_ns=anchor_view.pace_ns,
         now=now,
     )
     return starts_another(now=now, own_ns=own_ns, anchor_end=end)

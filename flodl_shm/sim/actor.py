@@ -151,7 +151,7 @@ class Actor:
             done=len(self._times),
             now=self.world.now,
             own_ns=self._pace.mean_ns,
-            anchor=self._anchor(grant),
+            anchor_view=self._anchor_view(grant),
         ):
             self.batches += 1
             took = self.sim.batch_ns(self.world.now, self.batches, self.world.rng)
@@ -159,7 +159,7 @@ class Actor:
         else:
             self._arrive()
 
-    def _anchor(self, grant: Grant) -> AnchorView | None:
+    def _anchor_view(self, grant: Grant) -> AnchorView | None:
         if grant.anchor_rank == self.rank:
             return None
         cells = self.world.cells[grant.anchor_rank]
@@ -187,8 +187,8 @@ class Actor:
             return
         self.state = "published"  # readable by others before the rank can die there
         steps, times = len(self._times), self._times
-        window = Contribution(grant.epoch, tuple(self._taken), steps)
-        self.world.publish(self.rank, grant, window, self._consumed)
+        brought = Contribution(grant.epoch, tuple(self._taken), steps)
+        self.world.publish(self.rank, grant, brought, self._consumed)
         if not self._enter("published"):
             return
         report = Arrived(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flodl_shm.ids import Nanos, Rank
@@ -75,7 +75,6 @@ class Rig:
     late_ms: float = 0.0
     death_notice_ms: float = 5.0
     stop_at_ms: float = math.inf
-    tags: tuple[str, ...] = field(default=())
 
 
 def random_rig(rng: random.Random) -> Rig:

@@ -172,11 +172,11 @@ class World:
 
     # ---- the round ------------------------------------------------------------------------------
 
-    def publish(self, rank: Rank, grant: Grant, window: Contribution, total: int) -> None:
+    def publish(self, rank: Rank, grant: Grant, brought: Contribution, total: int) -> None:
         """Store an arrival in the cells."""
         cells = self.cells[rank]
-        cells.arrived, cells.steps, cells.picks = grant.round, window.steps, total
-        self._contributions.setdefault(grant.round, {})[rank] = window
+        cells.arrived, cells.steps, cells.picks = grant.round, brought.steps, total
+        self._contributions.setdefault(grant.round, {})[rank] = brought
         self._rosters[grant.round] = tuple(seat.rank for seat in grant.roster)
         self.try_close(grant.round)
 
@@ -197,8 +197,8 @@ class World:
             return  # nobody was left to finish it: nothing entered any living consensus
         self._closed[number] = order
         for rank in order:
-            window = came[rank]
-            self.record.consensus.setdefault(window.epoch, Counter()).update(window.picks)
+            brought = came[rank]
+            self.record.consensus.setdefault(brought.epoch, Counter()).update(brought.picks)
         for rank in survivors:
             self.actors[rank].leave(number, order)
 
@@ -209,9 +209,9 @@ class World:
         if order is None or order != commit.contributors:
             raise WeBroke(f"round {commit.round} committed {commit.contributors}, closed {order}")
         for rank in order:
-            window, told = self._contributions[commit.round][rank], str(rank)
-            if commit.picks[told] != len(window.picks) or commit.mass[told] != window.steps:
-                raise WeBroke(f"round {commit.round}: rank {rank} did {window}, told {commit}")
+            brought, told = self._contributions[commit.round][rank], str(rank)
+            if commit.picks[told] != len(brought.picks) or commit.mass[told] != brought.steps:
+                raise WeBroke(f"round {commit.round}: rank {rank} did {brought}, told {commit}")
 
     def _check_end(self) -> None:
         end = self.record.end

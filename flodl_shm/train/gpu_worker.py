@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
+from flodl_shm.control.mass import mass
 from flodl_shm.control.messages import (
     Arrived,
     Attach,
@@ -33,7 +34,7 @@ from flodl_shm.control.messages import (
     Ready,
     StopRequest,
 )
-from flodl_shm.control.plan import DEFAULTS, mass
+from flodl_shm.control.plan import DEFAULTS
 from flodl_shm.errors import BadConfig, WeBroke
 from flodl_shm.ids import Nanos
 from flodl_shm.train import free_run

@@ -121,7 +121,9 @@ class WindowRunner:
             planned = grant.planned  # exact; or the anchor rank does not meet: nothing to follow
             return lambda done, now: done < planned
         if grant.anchor_rank == self.rank:
-            return lambda done, now: takes_another(grant, done=done, now=now, own_ns=0, anchor=None)
+            return lambda done, now: takes_another(
+                grant, done=done, now=now, own_ns=0, anchor_view=None
+            )
         return self._elastic(grant, row)
 
     def _elastic(self, grant: Grant, row: Row) -> Goes:
@@ -132,6 +134,6 @@ class WindowRunner:
             if k != grant.round:  # it has not begun this window: all of its steps are to come
                 theirs, last = 0, now
             view = AnchorView(alive=alive(row), done=theirs, last=Nanos(last), pace_ns=pace_ns)
-            return takes_another(grant, done=done, now=now, own_ns=pace.mean_ns, anchor=view)
+            return takes_another(grant, done=done, now=now, own_ns=pace.mean_ns, anchor_view=view)
 
         return goes

@@ -12,8 +12,8 @@ from flodl_shm.control.last_window import split_remainder
 small_costs = st.lists(st.integers(1, 12), min_size=1, max_size=4)
 
 
-def makespan(slots, costs):
-    return max(count * costs[rank] for rank, count in slots.items())
+def makespan(batches_of, costs):
+    return max(count * costs[rank] for rank, count in batches_of.items())
 
 
 def best(batches, costs):
@@ -24,18 +24,18 @@ def best(batches, costs):
 
 @given(st.integers(0, 9), small_costs)
 def test_no_split_ends_earlier(batches, costs):
-    slots = split_remainder(batches, dict(enumerate(costs)))
-    assert sum(slots.values()) == batches
-    assert makespan(slots, costs) == best(batches, costs)
+    batches_of = split_remainder(batches, dict(enumerate(costs)))
+    assert sum(batches_of.values()) == batches
+    assert makespan(batches_of, costs) == best(batches, costs)
 
 
 @given(st.integers(0, 10**9), st.lists(st.floats(1e-3, 1e12), min_size=1, max_size=8))
 def test_large_remainders_are_split_whole_and_close_to_the_fluid_end(batches, costs):
-    slots = split_remainder(batches, dict(enumerate(costs)))
-    assert sum(slots.values()) == batches
-    assert min(slots.values()) >= 0
+    batches_of = split_remainder(batches, dict(enumerate(costs)))
+    assert sum(batches_of.values()) == batches
+    assert min(batches_of.values()) >= 0
     fluid = batches / sum(1 / cost for cost in costs)
-    assert makespan(slots, costs) <= (fluid + max(costs)) * (1 + 1e-9)
+    assert makespan(batches_of, costs) <= (fluid + max(costs)) * (1 + 1e-9)
 
 
 def test_ties_go_to_the_lower_rank():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flodl_shm.control.messages import Wishes
-from flodl_shm.control.plan import DEFAULTS, check, mass, merge, settle
+from flodl_shm.control.plan import DEFAULTS, check, merge, settle
 from flodl_shm.errors import BadConfig
 from flodl_shm.ids import Rank
 
@@ -85,11 +85,3 @@ def test_too_little_data_is_told_with_its_numbers() -> None:
         settle(Wishes(), Wishes(), world_size=2, samples=0)
     with pytest.raises(BadConfig, match="63 samples, fewer than 2 ranks x batch size 32 = 64"):
         settle(Wishes(), Wishes(), world_size=2, samples=63)
-
-
-@pytest.mark.parametrize(
-    ("steps", "gamma", "want"),
-    [(0, 0.0, 0.0), (0, -1.0, 0.0), (5, 1.0, 5.0), (5, 0.0, 1.0), (4, -1.0, 0.25)],
-)
-def test_an_idle_rank_weighs_nothing_whatever_gamma(steps: int, gamma: float, want: float) -> None:
-    assert mass(steps, gamma) == want

@@ -18,13 +18,13 @@ def grant(planned: int = 20, ceiling: int = 42, anchor_steps: int = 10) -> Grant
     )
 
 
-def anchor(done: int = 5, *, alive: bool = True, pace_ms: float = 40.0) -> AnchorView:
+def anchor_view(done: int = 5, *, alive: bool = True, pace_ms: float = 40.0) -> AnchorView:
     return AnchorView(alive, done, Nanos(done * 40 * MS), int(pace_ms * MS))
 
 
 def goes(done: int, now_ms: float, view: AnchorView | None, **changes: int) -> bool:
     now = Nanos(int(now_ms * MS))
-    return takes_another(grant(**changes), done=done, now=now, own_ns=20 * MS, anchor=view)
+    return takes_another(grant(**changes), done=done, now=now, own_ns=20 * MS, anchor_view=view)
 
 
 def test_the_anchor_rank_does_its_steps() -> None:
@@ -33,31 +33,31 @@ def test_the_anchor_rank_does_its_steps() -> None:
 
 
 def test_others_go_on_while_half_a_batch_fits() -> None:
-    assert goes(19, 389, anchor(9))
-    assert not goes(19, 391, anchor(9))
+    assert goes(19, 389, anchor_view(9))
+    assert not goes(19, 391, anchor_view(9))
 
 
 def test_nobody_goes_beyond_the_ceiling() -> None:
-    assert not goes(42, 0, anchor(1))
+    assert not goes(42, 0, anchor_view(1))
 
 
 def test_every_rank_does_at_least_one() -> None:
-    assert goes(0, 10_000, anchor(10))
+    assert goes(0, 10_000, anchor_view(10))
 
 
 def test_it_ends_when_the_anchor_rank_has_done_its_steps() -> None:
-    assert not goes(3, 0, anchor(10))
+    assert not goes(3, 0, anchor_view(10))
 
 
 def test_an_unknown_pace_stops_nobody() -> None:
-    assert goes(30, 10_000, anchor(0, pace_ms=0))
+    assert goes(30, 10_000, anchor_view(0, pace_ms=0))
 
 
 @pytest.mark.parametrize(("done", "want"), [(19, True), (20, False)])
 def test_without_the_anchor_rank_the_plan_counts(done: int, want: bool) -> None:
-    assert goes(done, 10_000, anchor(alive=False)) is want
+    assert goes(done, 10_000, anchor_view(alive=False)) is want
 
 
 @pytest.mark.parametrize(("done", "want"), [(19, True), (20, False)])
 def test_an_exact_window_is_counted(done: int, want: bool) -> None:
-    assert goes(done, 10_000, anchor(), ceiling=20) is want
+    assert goes(done, 10_000, anchor_view(), ceiling=20) is want
