@@ -35,18 +35,18 @@ class Mix:
         return len(self.slots) > 1
 
 
-def even_step(slots: Sequence[Slot]) -> int:
+def even_stride(slots: Sequence[Slot]) -> int:
     """The common distance of three or more rising slots, which then are one matrix; else 0."""
     gaps = {b - a for a, b in pairwise(slots)}
-    step = gaps.pop() if len(slots) > 2 and len(gaps) == 1 else 0
-    return max(step, 0)
+    stride = gaps.pop() if len(slots) > 2 and len(gaps) == 1 else 0
+    return max(stride, 0)
 
 
 def views_of(arena: Arena, slots: Sequence[Slot], low: int, high: int) -> Any:
     """Floats [low, high) of the sources in the shape that `mean_of` the same slots reads."""
-    step = even_step(slots)
-    if step:
-        return arena.matrix[slots[0] : slots[-1] + 1 : step, low:high].t()
+    stride = even_stride(slots)
+    if stride:
+        return arena.matrix[slots[0] : slots[-1] + 1 : stride, low:high].t()
     return [arena.slot(slot)[low:high] for slot in slots]
 
 
@@ -58,7 +58,7 @@ def mean_of(mix: Mix) -> Mean:
     weights = mix.weights
     if len(weights) == 2:
         return _lerp(weights[1] / (weights[0] + weights[1]))
-    if even_step(mix.slots):
+    if even_stride(mix.slots):
         total = sum(weights)
         shares = torch.tensor([w / total for w in weights], dtype=torch.float64, device="cpu")
         return _matrix_vector(shares.to(torch.float32))

@@ -135,7 +135,7 @@ class Reducer:
         self._number = number
         if hook is not None:
             hook("arrived", me, me, 0, None)
-        self._ring()
+        self._ring(seats)
         if hook is not None:
             hook("rung", me, me, 0, None)
 
@@ -163,10 +163,10 @@ class Reducer:
             )
         return seats
 
-    def _ring(self) -> None:
+    def _ring(self, roster: _Roster) -> None:
         """Wake every living peer that sleeps; the caller has stored what they wait for."""
         q = self._q
-        for gone, bell in self._roster.peer_bells:  # type: ignore[union-attr]
+        for gone, bell in roster.peer_bells:
             if not q[gone]:
                 bell.ring()
 
@@ -207,7 +207,7 @@ class Reducer:
         self._at("reduce", me)
         if not me.joiner:
             worker.work(assembly, me, [seat.slot for seat in assembly.members])
-            self._ring()
+            self._ring(roster)
             self._at("closed, rung", me)
         q[state] = LEAVING
         self._at("leaving", me)
@@ -294,7 +294,7 @@ class Reducer:
                 return
             lost = [seat for seat, _ in still_open if seat.slot in gone]
             if lost and all(q[cell] for cell in roster.lower_gone):
-                self._help(assembly, lost, gone)
+                self._help(roster, assembly, lost, gone)
                 continue
             self._wait_closed([cell for _, cell in still_open], deaths)
 
@@ -313,16 +313,17 @@ class Reducer:
         """Slots of the members known dead."""
         return tuple(s.slot for s in assembly.members if self._arena.is_gone(s.row))
 
-    def _help(self, assembly: Assembly, lost: Sequence[Seat], gone: Sequence[Slot]) -> None:
+    def _help(
+        self, roster: _Roster, assembly: Assembly, lost: Sequence[Seat], gone: Sequence[Slot]
+    ) -> None:
         """Finish the shards of dead owners. Their slots need no copy: nobody will read them."""
-        worker, roster = self._worker, self._roster
-        assert worker is not None
-        assert roster is not None
+        worker = self._worker
+        assert worker is not None  # arrive has set it
         targets = [seat.slot for seat in assembly.members if seat.slot not in gone]
         for owner in lost:
             self._q[self._base + STATE] = HELPING + owner.slot
             worker.work(assembly, owner, targets)
-            self._ring()
+            self._ring(roster)
         self._q[self._base + STATE] = LEAVING
 
     # ---- who lives, and how far they are -------------------------------------------------------

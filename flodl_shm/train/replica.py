@@ -44,7 +44,7 @@ class Place:
         return found
 
 
-class Member:
+class BoundTensor:
     """One entry of the layout: the places that share it, and its piece of the slot."""
 
     def __init__(self, entry: Entry, places: list[Place]) -> None:
@@ -104,8 +104,8 @@ class Replica:
         self.layout = plan_layout([fact for fact, _ in found]) if layout is None else layout
         if [fact.name for fact, _ in found] != [entry.name for entry in self.layout.entries]:
             raise WeBroke("the layout is not this model's")
-        self._members = [
-            Member(entry, places)
+        self._tensors = [
+            BoundTensor(entry, places)
             for entry, (_, places) in zip(self.layout.entries, found, strict=True)
         ]
         self._model = model
@@ -127,9 +127,9 @@ class Replica:
         """
         if slot.numel() < self.layout.grid.floats:
             raise WeBroke(f"a slot of {slot.numel()} floats, {self.layout.grid.floats} needed")
-        outside = _overlapping([m.places[0].tensor() for m in self._members])
-        for index, member in enumerate(self._members):
-            member.settle(slot, inside=index not in outside)
+        outside = _overlapping([bound.places[0].tensor() for bound in self._tensors])
+        for index, bound in enumerate(self._tensors):
+            bound.settle(slot, inside=index not in outside)
         self._arena = _storage(slot)
 
     @torch.no_grad()
@@ -140,15 +140,15 @@ class Replica:
         there is no slot, as in a rank that trains alone.
         """
         if self._arena:
-            for member in self._members:
-                member.come_in()
+            for bound in self._tensors:
+                bound.come_in()
 
     @torch.no_grad()
     def leave(self) -> None:
         """Hand the consensus in the slot to the tensors that live outside it."""
         if self._arena:
-            for member in self._members:
-                member.go_out()
+            for bound in self._tensors:
+                bound.go_out()
 
     @torch.no_grad()
     def release(self) -> None:
@@ -163,24 +163,24 @@ class Replica:
                 if key not in private:
                     private[key] = tensor.detach().clone()
                 tensor.data = private[key]
-        for member in self._members:
-            member.home = torch.empty(0, device="cpu")
+        for bound in self._tensors:
+            bound.home = torch.empty(0, device="cpu")
         self._arena = 0
 
     @torch.no_grad()
     def state(self) -> dict[str, torch.Tensor]:
         """Copies on the CPU of all averaged tensors, by name, in the layout's order."""
         return {
-            member.entry.name: _plain(member.places[0].tensor()).clone() for member in self._members
+            bound.entry.name: _plain(bound.places[0].tensor()).clone() for bound in self._tensors
         }
 
     @torch.no_grad()
     def sha256(self) -> str:
         """Hex digest over names and values, in the layout's order and the tensors' own dtypes."""
         digest = hashlib.sha256()
-        for member in self._members:
-            digest.update(repr(member.entry.name).encode())
-            flat = _plain(member.places[0].tensor()).reshape(-1)
+        for bound in self._tensors:
+            digest.update(repr(bound.entry.name).encode())
+            flat = _plain(bound.places[0].tensor()).reshape(-1)
             digest.update(flat.view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
@@ -210,32 +210,27 @@ def write_into(tensor: torch.Tensor, value: torch.Tensor) -> None:
 def _gather(model: nn.Module) -> list[tuple[TensorFact, list[Place]]]:
     """Facts and places of every averaged tensor, one per distinct piece of memory."""
     found: dict[object, tuple[TensorFact, list[Place]]] = {}
-    for kind, walk in (("param", _parameters), ("buffer", _buffers)):
-        for place in walk(model):
+    kinds: tuple[Kind, ...] = ("param", "buffer")
+    for kind in kinds:
+        for place in _places(model, kind):
             tensor = place.tensor()
             key = _identity(tensor)
             if key in found:
                 found[key][1].append(place)
             else:
-                found[key] = (_fact(place.name, tensor, kind), [place])  # type: ignore[arg-type]
+                found[key] = (_fact(place.name, tensor, kind), [place])
     return list(found.values())
 
 
-def _parameters(model: nn.Module) -> Iterator[Place]:
+def _places(model: nn.Module, kind: Kind) -> Iterator[Place]:
     for prefix, module in model.named_modules():
-        for key, tensor in module._parameters.items():
-            if tensor is not None and _is_averaged(tensor, f"{prefix}.{key}".lstrip(".")):
-                yield Place(module._parameters, key, f"{prefix}.{key}".lstrip("."))
-
-
-def _buffers(model: nn.Module) -> Iterator[Place]:
-    for prefix, module in model.named_modules():
-        for key, tensor in module._buffers.items():
+        table = module._parameters if kind == "param" else module._buffers
+        for key, tensor in table.items():
             name = f"{prefix}.{key}".lstrip(".")
-            if tensor is None or key in module._non_persistent_buffers_set:
+            if tensor is None or (kind == "buffer" and key in module._non_persistent_buffers_set):
                 continue
             if _is_averaged(tensor, name):
-                yield Place(module._buffers, key, name)
+                yield Place(table, key, name)
 
 
 def _is_averaged(tensor: torch.Tensor, name: str) -> bool:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from flodl_shm.errors import WeBroke
 from flodl_shm.shm.fence import fence
 from flodl_shm.train.divergence import Sample, Sampler, ShardSums
 from flodl_shm.train.kernels import Mean, Mix, mean_of, views_of
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from flodl_shm.ids import Rank, Round, Slot
     from flodl_shm.shm.arena import Arena
 
-PLANS_KEPT = 4  # a shard's views by who is in the round; rosters change rarely
+TASKS_KEPT = 4  # a shard's tasks by who is in the round; rosters change rarely
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class ShardWorker:
         self._hook = hook
         piece = sampler.piece if sampler is not None else 0
         self._scratch = torch.empty(piece, dtype=torch.float32, device="cpu")
-        self._plans: dict[object, list[Task | None]] = {}
+        self._kept: dict[object, list[Task | None]] = {}
 
     def work(self, assembly: Assembly, owner: Seat, targets: Sequence[Slot]) -> None:
         """Bring the owner's shard to its end and close it.
@@ -104,7 +105,7 @@ class ShardWorker:
         cells = self._arena.map.shard(owner.slot)
         valid, done = self._restart(cells, assembly.number << TAG)
         if done == valid == 0 and owner.rank == self._worker:
-            tasks = self._planned(assembly, owner, targets, (first, begin, end))
+            tasks = self._own_tasks(assembly, owner, targets, (first, begin, end))
         else:  # block by block: building a whole shard's views would only delay the others
             tasks = None
         if valid > done:
@@ -122,7 +123,7 @@ class ShardWorker:
     ) -> None:
         """The hot loop. `span`: the shard's first block, blocks that stand, last block + 1."""
         first, done, end = span
-        q, hook, copy = self._q, self._hook, np.copyto
+        q, hook, sampler, copy = self._q, self._hook, self._sampler, np.copyto
         worker, shard, number = self._worker, owner.rank, assembly.number
         cells = self._arena.map.shard(owner.slot)
         tag, valid_at, done_at = number << TAG, cells + VALID, cells + DONE
@@ -137,8 +138,9 @@ class ShardWorker:
             redo = task.redo
             if redo is not None:
                 (param_mean if task.in_params else buffer_mean)(task.sources, redo)
-                if sums is not None and self._sampler.takes(task.block, number):  # type: ignore[union-attr]
-                    sums.add(task.sample)  # type: ignore[arg-type]
+                sample = task.sample  # of a parameter block where divergence is measured, else None
+                if sums and sampler and sample and sampler.takes(task.block, number):
+                    sums.add(sample)
             if hook is not None:
                 hook("computed", worker, shard, index, task)
             q[valid_at] = tag + index + 1
@@ -209,7 +211,7 @@ class ShardWorker:
         sampled = self._sampler.count(first, first + done, assembly.number)
         return ShardSums(self._arena, owner.slot, assembly.params, sampled=sampled)
 
-    def _planned(
+    def _own_tasks(
         self,
         assembly: Assembly,
         owner: Seat,
@@ -219,14 +221,14 @@ class ShardWorker:
         """My own shard's tasks by index, kept while the same slots meet in the same parts."""
         contributors = tuple(seat.slot for seat in assembly.contributors)
         key = (contributors, tuple(targets), assembly.params.slots, assembly.buffers.slots)
-        tasks = self._plans.get(key)
+        tasks = self._kept.get(key)
         if tasks is None:
-            if len(self._plans) >= PLANS_KEPT:
-                self._plans.pop(next(iter(self._plans)))
+            if len(self._kept) >= TASKS_KEPT:
+                self._kept.pop(next(iter(self._kept)))
             first, begin, end = span
             tasks = [None] * (begin - first)
             tasks += [self._task(assembly, owner, b, targets) for b in range(begin, end)]
-            self._plans[key] = tasks
+            self._kept[key] = tasks
         return tasks
 
     def _task(self, assembly: Assembly, owner: Seat, block: int, targets: Sequence[Slot]) -> Task:
@@ -263,4 +265,4 @@ def _has_work(mix: Mix, targets: Sequence[Slot]) -> bool:
 
 
 def _no_mean(sources: Any, out: torch.Tensor) -> object:
-    raise AssertionError("a region of one source has no redo block")
+    raise WeBroke("a mean was asked for in a region of one source, which has no redo block")

@@ -48,5 +48,5 @@ def test_no_spans_are_no_picks():
 
 @pytest.mark.parametrize(("spans", "skip"), [([(0, 30)], 0), ([(0, 3)], 4), ([(0, 3)], -1)])
 def test_picks_that_do_not_exist_are_our_bug(spans, skip):
-    with pytest.raises(WeBroke, match="in an epoch of 20 samples"):
+    with pytest.raises(WeBroke, match="in an epoch of 20 picks"):
         PickQueue(spans, np.arange(20), skip=skip)

@@ -15,7 +15,7 @@ from flodl_shm.errors import WeBroke
 from flodl_shm.shm.arena import Arena
 from flodl_shm.shm.doorbell import Doorbell
 from flodl_shm.shm.segment import Segment
-from flodl_shm.train.kernels import Mix, even_step, mean_of, views_of
+from flodl_shm.train.kernels import Mix, even_stride, mean_of, views_of
 from flodl_shm.train.reduce import Reducer
 from flodl_shm.wire.layout import plan_arena
 
@@ -123,9 +123,9 @@ def test_a_joiner_receives_at_once_and_contributes_from_the_next_round(rig_of, j
 
 
 def test_evenly_spaced_slots_are_one_matrix():
-    assert even_step([0, 1, 2]) == 1
-    assert even_step([1, 3, 5, 7]) == 2
-    assert even_step([0, 2]) == even_step([0, 1, 3]) == even_step([2, 1, 0]) == 0
+    assert even_stride([0, 1, 2]) == 1
+    assert even_stride([1, 3, 5, 7]) == 2
+    assert even_stride([0, 2]) == even_stride([0, 1, 3]) == even_stride([2, 1, 0]) == 0
 
 
 @pytest.mark.parametrize("slots", [(0, 1), (0, 1, 2), (0, 2, 4), (0, 1, 3), (4, 2, 3, 0)])

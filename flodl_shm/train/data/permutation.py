@@ -1,4 +1,4 @@
-"""The order of an epoch's samples: the same on every rank, from nothing but seed and epoch."""
+"""The order of an epoch's picks: the same on every rank, from nothing but seed and epoch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 @lru_cache(maxsize=1)
-def permutation(samples: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Indices 0 .. samples - 1 in the order of this epoch, read-only, 1-D int64.
+def permutation(picks: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Pick numbers 0 .. picks - 1 in the order of this epoch, read-only, 1-D int64.
 
     Seed and epoch are mixed, not added: epoch 1 of seed 0 is not epoch 0 of seed 1. One epoch is
     kept, since a rank goes through them in order.
     """
-    order = np.random.Generator(np.random.PCG64([seed, epoch])).permutation(samples)
+    order = np.random.Generator(np.random.PCG64([seed, epoch])).permutation(picks)
     order = order.astype(np.int64, copy=False)
     order.flags.writeable = False
     return order

@@ -1,4 +1,4 @@
-"""From a grant's spans to the samples of each batch. Knows no dataset and no clock."""
+"""From a grant's spans to the picks of each batch. Knows no dataset and no clock."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class PickQueue:
         granted = sum(stop - start for start, stop in spans)
         if sum(map(len, parts)) != granted or not 0 <= skip <= granted:
             raise WeBroke(
-                f"no picks {list(spans)} less the first {skip} in an epoch of {len(order)} samples"
+                f"no picks {list(spans)} less the first {skip} in an epoch of {len(order)} picks"
             )
-        self._indices = np.concatenate(parts)[skip:] if parts else order[:0]
+        self._picks = np.concatenate(parts)[skip:] if parts else order[:0]
         self.taken = 0
 
     @property
     def left(self) -> int:
         """Picks that can still be taken."""
-        return len(self._indices) - self.taken
+        return len(self._picks) - self.taken
 
     def take(self, picks: int) -> NDArray[np.int64]:
-        """Sample indices of the next batch: `picks` of them, fewer at the end, 1-D int64."""
-        batch = self._indices[self.taken : self.taken + picks]
+        """Numbers of the next batch's picks: `picks` of them, fewer at the end, 1-D int64."""
+        batch = self._picks[self.taken : self.taken + picks]
         self.taken += len(batch)
         return batch
