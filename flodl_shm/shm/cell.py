@@ -9,9 +9,7 @@ from __future__ import annotations
 import ctypes
 
 from flodl_shm.errors import WeBroke
-
-CELL_BYTES = 8
-LINE_BYTES = 64  # cells of different writers stay on different cache lines
+from flodl_shm.wire.layout import CELL
 
 
 def words(view: memoryview) -> memoryview:
@@ -20,9 +18,9 @@ def words(view: memoryview) -> memoryview:
     An aligned 8-byte store was never seen torn in 14 M reads; one across a cache line was torn
     37,682 times, so alignment is checked against the real address, not against the offset.
     """
-    if len(view) % CELL_BYTES:
+    if len(view) % CELL:
         raise WeBroke(f"{len(view)} bytes are no whole number of cells")
-    if len(view) and ctypes.addressof(ctypes.c_char.from_buffer(view)) % CELL_BYTES:
+    if len(view) and ctypes.addressof(ctypes.c_char.from_buffer(view)) % CELL:
         raise WeBroke("cells that do not begin at a multiple of 8 bytes")
     return view.cast("Q")
 
@@ -38,11 +36,11 @@ class Cell:
 
     def __init__(self, view: memoryview, offset: int) -> None:
         """Take the word at byte `offset` of `view`, a writable byte view of shared memory."""
-        if offset % CELL_BYTES:
+        if offset % CELL:
             raise WeBroke(f"cell at offset {offset} is not 8-byte aligned")
-        if not 0 <= offset <= len(view) - CELL_BYTES:
+        if not 0 <= offset <= len(view) - CELL:
             raise WeBroke(f"cell at offset {offset} is outside of {len(view)} bytes")
-        self._word = words(view[offset : offset + CELL_BYTES])
+        self._word = words(view[offset : offset + CELL])
 
     def load(self) -> int:
         """Read the word."""

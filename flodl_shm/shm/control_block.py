@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from flodl_shm.errors import WeBroke
-from flodl_shm.shm.cell import LINE_BYTES, Cell
+from flodl_shm.shm.cell import Cell
 from flodl_shm.shm.doorbell import Doorbell
 from flodl_shm.shm.eventfd import Wakeup
 from flodl_shm.shm.ring import Ring
 from flodl_shm.shm.segment import Segment
+from flodl_shm.wire.layout import CELL, LINE
 
 if TYPE_CHECKING:
     from flodl_shm.ids import Row
@@ -61,7 +62,7 @@ class ControlBlock:
         self._lay_out(
             segment,
             [
-                Doorbell.create(cells, row * _stride(ring_bytes) // 8, semaphores=semaphores)
+                Doorbell.create(cells, row * _stride(ring_bytes) // CELL, semaphores=semaphores)
                 for row in range(rows)
             ],
             ring_bytes=ring_bytes,
@@ -78,7 +79,7 @@ class ControlBlock:
         segment = Segment.adopt(kit.segment_fd, kit.rows * _stride(kit.ring_bytes))
         cells = segment.view.cast("Q")
         bells = [
-            Doorbell.adopt(cells, row * _stride(kit.ring_bytes) // 8, fd)
+            Doorbell.adopt(cells, row * _stride(kit.ring_bytes) // CELL, fd)
             for row, fd in enumerate(kit.bell_fds)
         ]
         block = cls.__new__(cls)
@@ -97,8 +98,8 @@ class ControlBlock:
         ring, view = Ring.size_for(ring_bytes), segment.view
         for row in range(self.rows):
             base = row * _stride(ring_bytes)
-            self._beats.append(Cell(view, base + LINE_BYTES))
-            first = base + HEAD_LINES * LINE_BYTES
+            self._beats.append(Cell(view, base + LINE))
+            first = base + HEAD_LINES * LINE
             self._up.append(Ring(view[first : first + ring], create=create))
             self._down.append(Ring(view[first + ring : first + 2 * ring], create=create))
 
@@ -134,7 +135,7 @@ class ControlBlock:
 
 
 def _stride(ring_bytes: int) -> int:
-    return HEAD_LINES * LINE_BYTES + 2 * Ring.size_for(ring_bytes)
+    return HEAD_LINES * LINE + 2 * Ring.size_for(ring_bytes)
 
 
 def _given(fd: int | None) -> int:

@@ -16,7 +16,7 @@ import posix_ipc
 
 from flodl_shm.errors import HostUnfit
 from flodl_shm.shm.fence import fence
-from flodl_shm.shm.janitor import fresh_name, uid_lock
+from flodl_shm.shm.janitor import create_exclusive, uid_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,6 @@ PARK_NS = 50_000_000  # a lost or clock-bent wake-up costs at most this
 SPIN_NS = 20_000  # about one wake-up of a halted core: at most twice the best possible wait
 MISSES_TO_STOP = 4  # spins in a row that found nothing turn spinning off
 PROBE_EVERY = 32  # then one wait in so many tries again
-NAME_TRIES = 16
 
 
 class Bell(Protocol):
@@ -42,15 +41,10 @@ class SemaphoreBell:
     def __init__(self) -> None:
         """Create and unlink it. Raises OSError, posix_ipc.Error or HostUnfit where it cannot."""
         with uid_lock():
-            self._semaphore = self._open_exclusive()
+            self._semaphore = create_exclusive(
+                lambda name: posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600)
+            )
             self._semaphore.unlink()
-
-    @staticmethod
-    def _open_exclusive() -> posix_ipc.Semaphore:
-        for _ in range(NAME_TRIES):
-            with contextlib.suppress(posix_ipc.ExistentialError):
-                return posix_ipc.Semaphore(fresh_name(), posix_ipc.O_CREX, mode=0o600)
-        raise HostUnfit(f"{NAME_TRIES} random semaphore names in a row exist already")
 
     def release(self) -> None:
         # Refused only at 2^31 tokens, and then the waiter wakes anyhow.

@@ -12,16 +12,21 @@ import os
 import re
 import stat
 import time
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, TypeVar
+
+import posix_ipc
 
 from flodl_shm.errors import HostUnfit
+from flodl_shm.shm.free_memory import SHM
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-SHM = Path("/dev/shm")
+T = TypeVar("T")
+
+NAME_TRIES = 16  # 32 random bits: a second collision in a row means something else is wrong
 LOCK_PATIENCE_S = 10.0  # the lock is held for microseconds; this long means a stopped holder
 LOCK_RETRY_S = 0.001
 
@@ -29,6 +34,18 @@ LOCK_RETRY_S = 0.001
 def fresh_name() -> str:
     """Draw a POSIX name "/flodl-<uid>-<8 hex>": at most 26 characters, macOS allows 31."""
     return f"/flodl-{os.getuid()}-{os.urandom(4).hex()}"
+
+
+def create_exclusive(create: Callable[[str], T]) -> T:
+    """What `create` makes of a fresh name, under the uid lock.
+
+    `create` raises posix_ipc.ExistentialError where the name is taken: that is somebody's leftover
+    and is never opened, whatever it holds. Raises HostUnfit after 16 names.
+    """
+    for _ in range(NAME_TRIES):
+        with suppress(posix_ipc.ExistentialError):
+            return create(fresh_name())
+    raise HostUnfit(f"{NAME_TRIES} random names in a row exist already in /dev/shm")
 
 
 @contextmanager

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from flodl_shm.errors import PeerBroke, PeersLost, WeBroke
-from flodl_shm.shm.cell import LINE_BYTES, Cell, words
+from flodl_shm.shm.cell import Cell, words
 from flodl_shm.shm.fence import order
+from flodl_shm.wire.layout import CELL, LINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     Wait = Callable[[Callable[[], bool], int], bool]  # (ready, timeout in ns) -> came true
 
 MAGIC = 0x31474E49_52444C46  # "FLDRING1" as it lies in memory
-HEAD_AT = LINE_BYTES
-TAIL_AT = 2 * LINE_BYTES
-DATA_AT = 3 * LINE_BYTES
+HEAD_AT = LINE
+TAIL_AT = 2 * LINE
+DATA_AT = 3 * LINE
 MIN_CAPACITY = 256
 MAX_MESSAGE = 1 << 30  # a reader buffers pieces up to here, then the message is a bad frame
 
@@ -66,12 +67,12 @@ class Ring:
 
         Raises WeBroke when there is none or it does not fit.
         """
-        capacity = (len(view) - DATA_AT) // LINE_BYTES * LINE_BYTES
+        capacity = (len(view) - DATA_AT) // LINE * LINE
         if not MIN_CAPACITY <= capacity < 1 << 32:
             raise WeBroke(f"a ring does not fit into {len(view)} bytes")
         start = words(view[:DATA_AT])
         if create:
-            start[HEAD_AT // 8] = start[TAIL_AT // 8] = 0
+            start[HEAD_AT // CELL] = start[TAIL_AT // CELL] = 0
             start[1] = capacity
             order()  # the magic last: a ring that is seen is complete
             start[0] = MAGIC
@@ -87,8 +88,8 @@ class Ring:
     @classmethod
     def size_for(cls, capacity: int) -> int:
         """Return the bytes of shared memory for a ring of at least `capacity` bytes of data."""
-        lines = -(-max(capacity, MIN_CAPACITY) // LINE_BYTES)
-        return DATA_AT + lines * LINE_BYTES
+        lines = -(-max(capacity, MIN_CAPACITY) // LINE)
+        return DATA_AT + lines * LINE
 
     def put(self, position: int, data: bytes | memoryview) -> None:
         """Copy `data` to its place, around the end where need be."""

@@ -16,14 +16,13 @@ import posix_ipc
 
 from flodl_shm.errors import HostUnfit, PeerBroke, WeBroke
 from flodl_shm.shm.free_memory import FreeMemory, largest_files, survey
-from flodl_shm.shm.janitor import fresh_name, uid_lock
+from flodl_shm.shm.janitor import create_exclusive, uid_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 Kind = Literal["shm", "memfd"]
 
-NAME_TRIES = 16  # 32 random bits: a second collision in a row means something else is wrong
 # torch's DataLoader sends batches through the same mount, and its workers die of SIGBUS when it
 # is full. A segment that would leave less than this becomes a memfd, which no mount bounds.
 SPARE_BYTES = 64 << 20
@@ -118,7 +117,9 @@ class Segment:
 def _open_nameless() -> int:
     """Create a segment in /dev/shm and take its name away again at once."""
     with uid_lock():
-        memory = _open_exclusive()
+        memory = create_exclusive(
+            lambda name: posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)
+        )
         try:
             # Locked before the uid lock goes: a sweep never sees a live name without its lock.
             fcntl.flock(memory.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -128,14 +129,6 @@ def _open_nameless() -> int:
         finally:
             memory.unlink()
         return int(memory.fd)
-
-
-def _open_exclusive() -> posix_ipc.SharedMemory:
-    for _ in range(NAME_TRIES):
-        # An existing name is somebody's leftover; it is never opened, whatever it holds.
-        with contextlib.suppress(posix_ipc.ExistentialError):
-            return posix_ipc.SharedMemory(fresh_name(), posix_ipc.O_CREX, mode=0o600)
-    raise HostUnfit(f"{NAME_TRIES} random names in a row exist already in /dev/shm")
 
 
 def _open_memfd(purpose: str) -> int:

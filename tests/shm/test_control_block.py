@@ -8,16 +8,16 @@ import pytest
 
 from flodl_shm.errors import WeBroke
 from flodl_shm.ids import Row
-from flodl_shm.shm.cell import LINE_BYTES
 from flodl_shm.shm.control_block import HEAD_LINES, BlockKit, ControlBlock
 from flodl_shm.shm.ring import Reader, Ring, Writer
+from flodl_shm.wire.layout import LINE
 
 PAGE = 4096
 
 
 @pytest.mark.parametrize("ring_bytes", [4096, 64 << 10, 1 << 20])
 def test_it_grows_by_two_rings_a_rank_and_every_ring_follows_the_size(ring_bytes):
-    each = 2 * Ring.size_for(ring_bytes) + HEAD_LINES * LINE_BYTES
+    each = 2 * Ring.size_for(ring_bytes) + HEAD_LINES * LINE
     for rows in (1, 2, 4, 8):
         block = ControlBlock(rows, ring_bytes=ring_bytes)
         assert block.segment.size == rows * each

@@ -240,7 +240,7 @@ def test_semaphore_names_that_never_come_free_are_a_refusal(monkeypatch):
             raise module.posix_ipc.ExistentialError
 
     monkeypatch.setattr(module.posix_ipc, "Semaphore", Taken)
-    with pytest.raises(HostUnfit, match="16 random semaphore names in a row exist already"):
+    with pytest.raises(HostUnfit, match="16 random names in a row exist already"):
         SemaphoreBell()
 
 

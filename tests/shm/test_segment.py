@@ -8,9 +8,11 @@ import os
 import signal
 import stat
 
+import posix_ipc
 import pytest
 
 from flodl_shm.errors import HostUnfit, PeerBroke, WeBroke
+from flodl_shm.shm import janitor
 from flodl_shm.shm import segment as module
 from flodl_shm.shm.doorbell import Doorbell
 from flodl_shm.shm.free_memory import FreeMemory
@@ -209,8 +211,10 @@ def test_an_existing_name_is_never_opened(monkeypatch):
     try:
         with uid_lock():  # no sweep of another run may take it away meanwhile
             leftover.write_bytes(b"garbage of a dead run")
-            monkeypatch.setattr(module, "fresh_name", draw)
-            memory = module._open_exclusive()
+            monkeypatch.setattr(janitor, "fresh_name", draw)
+            memory = janitor.create_exclusive(
+                lambda name: posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)
+            )
             memory.unlink()
             memory.close_fd()
             assert len(drawn) == 3
