@@ -44,6 +44,7 @@ from flodl_shm.train.data.sampler import PickQueue
 from flodl_shm.train.data.source import as_source
 from flodl_shm.train.lone_meeting import LoneMeeting
 from flodl_shm.train.lr import LearningRate
+from flodl_shm.train.modes import modes_kept
 from flodl_shm.train.pacing import Pacer
 from flodl_shm.train.replica import Replica
 from flodl_shm.train.seeds import seed_everything
@@ -303,16 +304,13 @@ class GpuWorker:
         job = self._job
         if job.eval_fn is None:
             return None, ""
-        modes = [(module, module.training) for module in self._model.modules()]
         data = job.dataset if job.eval_dataset is None else job.eval_dataset
         try:
-            return float(job.eval_fn(self._model, data)), ""
+            with modes_kept(self._model):
+                return float(job.eval_fn(self._model, data)), ""
         except Exception as error:  # an evaluation must not cost the training: it is reported
             place = traceback.extract_tb(error.__traceback__)[-1]
             return None, f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
-        finally:
-            for module, training in modes:
-                module.training = training
 
     def _finish(self, order: Finish) -> TrainedState:
         session = self._session

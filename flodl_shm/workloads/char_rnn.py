@@ -1,4 +1,4 @@
-"""A recurrent net that learns the same text as the small GPT: one GRU, a window at a time.
+"""A recurrent net that learns the same text as the small GPT: one GRU, an excerpt at a time.
 
 Its recurrent weight is used 64 times in each step, so gradients are large at first and clipped.
 """
@@ -24,7 +24,7 @@ LR = 6e-3
 
 
 class CharRnn(nn.Module):
-    """Embedding, one GRU, linear head. Every window starts from a state of zeros."""
+    """Embedding, one GRU, linear head. Every excerpt starts from a state of zeros."""
 
     def __init__(self, alphabet: int) -> None:
         super().__init__()

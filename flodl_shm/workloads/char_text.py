@@ -1,7 +1,7 @@
-"""Text for character models: Python's own documentation, cut into windows, and how it is scored.
+"""Text for character models: Python's own documentation, cut into excerpts, and how it is scored.
 
 The text comes with every CPython (`pydoc_data.topics`, about 465,000 characters), so nothing is
-fetched. One epoch is one pass over the text in windows of 64 characters; the last tenth is held
+fetched. One epoch is one pass over the text in excerpts of 64 characters; the last tenth is held
 out and scored. What kind of model reads it is not known here.
 """
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 CONTEXT = 64
 HELD_OUT = 0.1
-SCORED_WINDOWS = 256  # of the held-out tail: enough for two digits, under a second on one core
+SCORED_EXCERPTS = 256  # of the held-out tail: enough for two digits, under a second on one core
 
 
-class TextWindows:
-    """Windows of a text: characters 0..63 and, shifted by one, what is to be predicted."""
+class Excerpts:
+    """Excerpts of a text: characters 0..63 and, shifted by one, what is to be predicted."""
 
     def __init__(self, codes: Tensor) -> None:
         """`codes`: the text as 1-D int64."""
@@ -40,8 +40,8 @@ class TextWindows:
     def get_batch(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """(inputs, targets), both (len(indices), 64) int64."""
         starts = self._starts[torch.tensor(indices)]
-        windows = self._codes[starts[:, None] + self._within]
-        return windows[:, :-1], windows[:, 1:]
+        excerpts = self._codes[starts[:, None] + self._within]
+        return excerpts[:, :-1], excerpts[:, 1:]
 
 
 def read_text() -> str:
@@ -51,14 +51,14 @@ def read_text() -> str:
     return "\n\n".join(topics[name] for name in sorted(topics))
 
 
-def load() -> tuple[TextWindows, TextWindows, int]:
-    """(training windows, held-out windows, number of different characters)."""
+def load() -> tuple[Excerpts, Excerpts, int]:
+    """(training excerpts, held-out excerpts, number of different characters)."""
     text = read_text()
     alphabet = sorted(set(text))
     code_of = {char: code for code, char in enumerate(alphabet)}
     codes = torch.tensor([code_of[char] for char in text])
     cut = int(len(codes) * (1 - HELD_OUT))
-    return TextWindows(codes[:cut]), TextWindows(codes[cut:]), len(alphabet)
+    return Excerpts(codes[:cut]), Excerpts(codes[cut:]), len(alphabet)
 
 
 def train_step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -67,10 +67,10 @@ def train_step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
 
-def evaluate(model: nn.Module, held_out: TextWindows) -> float:
+def evaluate(model: nn.Module, held_out: Excerpts) -> float:
     """Minus the mean loss over the beginning of the held-out text: higher is better."""
     device = next(model.parameters()).device
-    count = min(SCORED_WINDOWS, len(held_out))
+    count = min(SCORED_EXCERPTS, len(held_out))
     total = 0.0
     with evaluating(model):
         for low in range(0, count, 64):

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from flodl_shm.train.modes import modes_kept
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -16,11 +18,6 @@ if TYPE_CHECKING:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Score a model inside of this; a model trained in pieces keeps its mixed modes."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
+    with modes_kept(model), torch.no_grad():
+        model.eval()
+        yield

@@ -1,4 +1,4 @@
-"""Character models: text in windows, a loss that falls, the same run from the same seed."""
+"""Character models: text in excerpts, a loss that falls, the same run from the same seed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from flodl_shm.workloads.char_rnn import CharRnn
 STEPS = 60
 
 
-def test_windows_tile_the_text_and_targets_are_shifted_by_one():
-    windows = char_text.TextWindows(torch.arange(200))
-    assert len(windows) == 3
-    inputs, targets = windows.get_batch(np.array([2, 0]))
+def test_excerpts_tile_the_text_and_targets_are_shifted_by_one():
+    excerpts = char_text.Excerpts(torch.arange(200))
+    assert len(excerpts) == 3
+    inputs, targets = excerpts.get_batch(np.array([2, 0]))
     assert inputs.tolist()[0] == list(range(128, 192))
     assert torch.equal(targets, inputs + 1)
 
@@ -27,7 +27,7 @@ def test_windows_tile_the_text_and_targets_are_shifted_by_one():
 def test_the_held_out_tail_is_not_trained_on():
     training, held_out, alphabet = char_text.load()
     assert len(training) > 6000
-    assert len(held_out) > char_text.SCORED_WINDOWS
+    assert len(held_out) > char_text.SCORED_EXCERPTS
     assert 64 < alphabet < 256
     assert char_text.read_text() == char_text.read_text()
 
