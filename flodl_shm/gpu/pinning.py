@@ -18,8 +18,8 @@ PORTABLE = 1  # cudaHostRegisterPortable: valid in every context of this process
 class Runtime(Protocol):
     """The part of torch.cuda.cudart() that is used; both return an error code, 0 for success."""
 
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> Any: ...  # noqa: N802
-    def cudaHostUnregister(self, address: int) -> Any: ...  # noqa: N802
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> Any: ...
+    def cudaHostUnregister(self, address: int) -> Any: ...
 
 
 def pin(runtime: Runtime, address: int, size: int) -> tuple[Callable[[], None] | None, str]:

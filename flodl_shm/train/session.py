@@ -1,8 +1,8 @@
 """What a rank is given by whoever started it: its seat, its link, its arena.
 
 Protocols only. In a rank of the launcher the engine provides them, in-process training brings
-its own (train/solo.py), tests bring fakes. `CURRENT` and `ONE_RUN` are set by the engine before user
-code runs; `CURRENT` is None in a plain Python process.
+its own (train/solo.py), tests bring fakes. `CURRENT` and `ONE_RUN` are set by the engine before
+user code runs; `CURRENT` is None in a plain Python process.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def run(el_che, costs, windows=1, *, sync_ns=0, verdict=None):
 # ---- before anything is known ------------------------------------------------------------------
 
 
-def test_all_do_the_anchor_s_steps_at_first():
+def test_all_do_anchor_steps_at_first():
     el_che = balancer()
     assert el_che.counts([0, 1, 2]) == {0: 10, 1: 10, 2: 10}
     assert (el_che.anchor_rank, el_che.phase, el_che.calibrated) == (0, Phase.PROBE, False)
