@@ -5,6 +5,7 @@ row is a run of its own: first a free run of all ranks at once, which gives the 
 training is divided by, then the training. Rows take turns, one at a time. No speed hints, the
 default window; seeds are printed, and the rows of one repeat share theirs, since jitter alone
 moves he by a percent. Figures are medians over the repeats; the definition is in rig_figures.py.
+What is run is in rig_cases.py.
 """
 
 from __future__ import annotations
@@ -14,118 +15,63 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flodl_shm.bench.gates import Gate, verdicts
 from flodl_shm.bench.report import write_report
+from flodl_shm.bench.rig_cases import (
+    FULL,
+    POLICIES,
+    QUICK,
+    QUICK_POLICIES,
+    RIGS,
+    Effort,
+    Rig,
+    changed_at,
+    config_of,
+    factor_of,
+)
+from flodl_shm.bench.rig_ddp import run_ddp
 from flodl_shm.bench.rig_figures import RigFigures, measure
-from flodl_shm.control.messages import Wishes
-from flodl_shm.engine.config import RunConfig, Slow
 from flodl_shm.engine.launch import launch
 from flodl_shm.engine.rank_main import preload
 from flodl_shm.errors import FlodlError, HostUnfit
-from flodl_shm.ids import Rank
 from flodl_shm.obs import journal
-from flodl_shm.train.pacing import Pacer
-from flodl_shm.train.session import SlowDown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-POLICIES = ("sync", "cadence")
-# Under sync every batch is a window, so a fraction of the time has as many of them.
-SYNC_PART = 0.25
-REPEATS = 3  # of a full run
+    from flodl_shm.engine.config import RunConfig
+    from flodl_shm.obs.journal import Header, Record
 
-
-@dataclass(frozen=True, slots=True)
-class Rig:
-    """Ranks of known speed, and how long the training of one row lasts."""
-
-    name: str
-    step_ms: tuple[float, ...]
-    quick_s: float
-    full_s: float
-    epoch_s: float
-    in_quick: bool = True
-    stale: tuple[Rank, float] | None = None  # this rank is so much slower in every other epoch
-
-
-# A window of the default 10 steps of an 80 ms rank takes 0.8 s.
-RIGS = (
-    Rig("1:2:4", (20.0, 40.0, 80.0), quick_s=19.2, full_s=48.0, epoch_s=9.6),
-    Rig("1:1:1", (20.0, 20.0, 20.0), quick_s=6.0, full_s=24.0, epoch_s=3.0),
-    # Epochs of three windows: by the time a speed is believed, it is another.
-    Rig(
-        "stale",
-        (20.0, 40.0, 80.0),
-        quick_s=21.6,
-        full_s=48.0,
-        epoch_s=2.4,
-        in_quick=False,
-        stale=(Rank(1), 1.3),
-    ),
+NAMES = ("rig", "policy")
+GATES = (
+    Gate("he", 0.94, lambda row: (row["rig"], row["policy"]) == ("8x4", "cadence")),
+    Gate("x_ddp", 2.2, lambda row: (row["rig"], row["policy"]) == ("1:2:4", "cadence")),
+    Gate("windows_to_recover", 4, lambda row: row["policy"] == "cadence", at_least=False),
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How thoroughly to measure."""
-
-    quick: bool
-    repeats: int
-    free_run_s: float
-
-
-QUICK = Effort(quick=True, repeats=1, free_run_s=3.0)
-FULL = Effort(quick=False, repeats=REPEATS, free_run_s=5.0)
-
-
-def config_of(rig: Rig, policy: str, effort: Effort, *, seed: int, root: Path) -> RunConfig:
-    """One row's run: as many picks as the ranks, at their stated speeds, train in its time."""
-    total_s = rig.quick_s if effort.quick else rig.full_s
-    per_s = sum(1000 / ms for ms in rig.step_ms)
-    if policy == "sync":
-        total_s *= SYNC_PART
-        per_s = len(rig.step_ms) * 1000 / max(rig.step_ms)
-    epochs = max(1, round(total_s / rig.epoch_s))
-    return RunConfig(
-        ranks=len(rig.step_ms),
-        devices=("cpu",) * len(rig.step_ms),
-        workload="paced",
-        workload_options={"step_ms": rig.step_ms, "picks": round(per_s * total_s / epochs)},
-        wishes=Wishes(policy=policy, epochs=epochs, batch_size=1, seed=seed),
-        slow=_slow(rig, epochs),
-        free_run_s=effort.free_run_s,
-        run_root=root,
-        progress="none",
-        quiet=True,
-    )
-
-
-def _slow(rig: Rig, epochs: int) -> tuple[Slow, ...]:
-    if rig.stale is None:
-        return ()
-    rank, factor = rig.stale
-    return tuple(Slow(rank, factor if epoch % 2 else 1.0, epoch) for epoch in range(epochs))
+Runs = dict[tuple[str, str], list[RigFigures]]  # (rig, policy) -> its repeats
 
 
 def run_row(rig: Rig, policy: str, effort: Effort, seed: int) -> RigFigures:
     """Run once and measure. Raises HostUnfit when the run did not end well."""
     with tempfile.TemporaryDirectory(prefix="bench-rig-") as folder:
         config = config_of(rig, policy, effort, seed=seed, root=Path(folder))
-        code = launch(config)
-        if code:
-            raise HostUnfit(f"the run of {rig.name} under {policy} ended with exit code {code}")
-        records = journal.read(Path(folder) / "latest" / "journal.jsonl")
-        return measure(records, lambda rank, epoch: _factor(config, rank, epoch))
+        return measure(
+            run_ddp(config) if policy == "ddp" else _our_records(rig, policy, config),
+            lambda rank, epoch: factor_of(config, rank, epoch),
+            changed_at=changed_at(rig, config),
+        )
 
 
-def _factor(config: RunConfig, rank: Rank, epoch: int) -> float:
-    """How much slower than in the free run, which is of epoch 0, the rank is in an epoch."""
-    pacer = Pacer(slow=[SlowDown(one.factor, one.from_epoch) for one in config.slow_of(rank)])
-    return pacer.factor(epoch) / pacer.factor(0)
+def _our_records(rig: Rig, policy: str, config: RunConfig) -> Iterator[Header | Record]:
+    code = launch(config)
+    if code:
+        raise HostUnfit(f"the run of {rig.name} under {policy} ended with exit code {code}")
+    return journal.read(config.run_root / "latest" / "journal.jsonl")
 
 
 def row_of(rig: str, policy: str, runs: Sequence[RigFigures]) -> dict[str, object]:
@@ -134,7 +80,7 @@ def row_of(rig: str, policy: str, runs: Sequence[RigFigures]) -> dict[str, objec
     def median(name: str) -> float:
         return statistics.median(getattr(run, name) for run in runs)
 
-    return {
+    row = {
         "rig": rig,
         "policy": policy,
         "he": median("he"),
@@ -150,13 +96,16 @@ def row_of(rig: str, policy: str, runs: Sequence[RigFigures]) -> dict[str, objec
         "picks": min(run.picks for run in runs),
         "he_all": [run.he for run in runs],
     }
+    if all(run.windows_to_recover is not None for run in runs):
+        row["windows_to_recover"] = median("windows_to_recover")
+    return row
 
 
 def measure_all(
     rigs: Sequence[Rig], policies: Sequence[str], effort: Effort, seed: int
 ) -> list[dict[str, object]]:
     """Every rig under every policy, taking turns; prints as it goes."""
-    runs: dict[tuple[str, str], list[RigFigures]] = {}
+    runs: Runs = {}
     cases = [(rig, policy) for rig in rigs for policy in policies]
     print("seed rig    policy      he  he whole  vs fastest  sync bound   gain  picks/s  windows")
     for repeat in range(effort.repeats):
@@ -174,16 +123,22 @@ def measure_all(
     return rows
 
 
-def _add_ratios(
-    rows: Sequence[dict[str, object]], runs: dict[tuple[str, str], list[RigFigures]]
-) -> None:
-    """`x_sync`: how many times the he of sync, as the median over pairs of the same repeat."""
+def _add_ratios(rows: Sequence[dict[str, object]], runs: Runs) -> None:
+    """`x_sync`, he over that of sync, and `x_ddp`, picks per second over those of DDP.
+
+    Medians over pairs of the same repeat.
+    """
     for row in rows:
-        name = str(row["rig"])
-        if (name, "sync") not in runs:
-            continue
-        pairs = zip(runs[name, str(row["policy"])], runs[name, "sync"], strict=True)
-        row["x_sync"] = statistics.median(run.he / sync.he for run, sync in pairs)
+        rig, policy = str(row["rig"]), str(row["policy"])
+        ours = runs[rig, policy]
+        if (rig, "sync") in runs:
+            pairs = zip(ours, runs[rig, "sync"], strict=True)
+            row["x_sync"] = statistics.median(run.he / sync.he for run, sync in pairs)
+        if (rig, "ddp") in runs and policy == "cadence":
+            pairs = zip(ours, runs[rig, "ddp"], strict=True)
+            row["x_ddp"] = statistics.median(
+                run.picks_per_s / ddp.picks_per_s for run, ddp in pairs
+            )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -195,17 +150,23 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rig", action="append", choices=names, help="only this one; repeatable")
     parser.add_argument("--policy", action="append", choices=POLICIES, help="the same")
     parser.add_argument("--seed", type=int, default=0, help="of the first repeat")
+    parser.add_argument("--repeats", type=int, help="runs of each row")
     options = parser.parse_args(argv)
+    effort = QUICK if options.quick else FULL
+    if options.repeats:
+        effort = replace(effort, repeats=options.repeats)
     wanted = options.rig or [rig.name for rig in RIGS if rig.in_quick or not options.quick]
+    policies = options.policy or (QUICK_POLICIES if options.quick else POLICIES)
     began = time.monotonic()
     preload()  # once: the fork servers of all rows find torch imported
     try:
         rows = measure_all(
             [rig for rig in RIGS if rig.name in wanted],
-            [policy for policy in POLICIES if policy in (options.policy or POLICIES)],
-            QUICK if options.quick else FULL,
+            [policy for policy in POLICIES if policy in policies],
+            effort,
             options.seed,
         )
+        print(*verdicts(GATES, rows, NAMES), sep="\n")
         if options.json:
             write_report(options.json, rows)
     except FlodlError as error:

@@ -8,7 +8,7 @@ counts as trained is what a commit has put into the consensus. Pure: records in,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flodl_shm.control.messages import Arrived, Attached, Committed, Issued
@@ -17,6 +17,7 @@ from flodl_shm.ids import Nanos, Rank, Round
 from flodl_shm.obs.journal import Header, Record
 
 Slowness = Callable[[Rank, int], float]  # (rank, epoch) -> factor, of the free run's step time
+RECOVERED = 0.9  # of the steady he: a window that reaches it follows the new speeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class RigFigures:
     windows: int
     picks: int
     rates: tuple[float, ...]  # free picks per second, by rank
+    windows_to_recover: int | None = None  # from a change on, the first good one; 1: no loss
 
 
 @dataclass(slots=True)
@@ -49,11 +51,14 @@ class _Heard:
     calibrated: Round | None = None  # the first one issued after it
 
 
-def measure(records: Iterable[Header | Record], slowness: Slowness) -> RigFigures:
+def measure(
+    records: Iterable[Header | Record], slowness: Slowness, *, changed_at: int | None = None
+) -> RigFigures:
     """The figures of one finished run. Raises WeBroke for a journal without a free run or windows.
 
     Calibrated is the first round that was issued after every rank had ended the first window;
-    its window begins when the round before it commits.
+    its window begins when the round before it commits. `changed_at` is the epoch in which a
+    rank's speed changes for good.
     """
     heard = _listen(records)
     if not heard.rates or not all(heard.rates.values()):
@@ -74,7 +79,25 @@ def measure(records: Iterable[Header | Record], slowness: Slowness) -> RigFigure
         windows=len(steady.commits),
         picks=steady.picks,
         rates=tuple(heard.rates[rank] for rank in sorted(heard.rates)),
+        windows_to_recover=None if changed_at is None else _recovery(steady, changed_at),
     )
+
+
+def _recovery(steady: _Span, changed_at: int) -> int:
+    """The first window of the changed speeds whose he is nearly that of all windows before.
+
+    One more than there are if none is.
+    """
+    before: list[tuple[int, float]] = []
+    after: list[tuple[int, float]] = []
+    for commit, ideals in steady.windows():
+        side = before if commit.epoch < changed_at else after
+        side.append((sum(commit.picks.values()), sum(ideals)))
+    if not before or not after:
+        raise WeBroke(f"no calibrated window on both sides of the change in epoch {changed_at}")
+    goal = RECOVERED * sum(done for done, _ in before) / sum(ideal for _, ideal in before)
+    good = (number for number, (done, ideal) in enumerate(after, 1) if done / ideal >= goal)
+    return next(good, len(after) + 1)
 
 
 class _Span:
@@ -94,18 +117,25 @@ class _Span:
         self._rates, self._slowness = rates, slowness
 
     def ideal(self, which: Callable[[Iterable[float]], float]) -> float:
-        """Picks in this time at the sum, the largest or the smallest of the ranks' rates.
+        """Picks in this time at the sum, the largest or the smallest of the ranks' rates."""
+        return sum(which(ideals) for _, ideals in self.windows())
+
+    def windows(self) -> Iterator[tuple[Committed, list[float]]]:
+        """Every commit, and the picks each rank could have trained since the one before.
 
         The time up to a commit is the epoch's of that commit: windows do not cross epochs.
         """
-        picks, since = 0.0, self.start
+        since = self.start
         for at, commit in self.commits:
-            rates = [
-                rate / self._slowness(rank, commit.epoch) for rank, rate in self._rates.items()
-            ]
-            picks += which(rates) * (at - since) / 1e9
+            taken_s = (at - since) / 1e9
+            yield (
+                commit,
+                [
+                    taken_s * rate / self._slowness(rank, commit.epoch)
+                    for rank, rate in self._rates.items()
+                ],
+            )
             since = at
-        return picks
 
 
 def _listen(records: Iterable[Header | Record]) -> _Heard:

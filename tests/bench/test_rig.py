@@ -10,7 +10,18 @@ import sys
 import pytest
 
 from flodl_shm.bench import rig
-from flodl_shm.bench.rig import FULL, QUICK, RIGS, config_of, main, row_of
+from flodl_shm.bench.rig import main, row_of
+from flodl_shm.bench.rig_cases import (
+    FULL,
+    PARTS,
+    POLICIES,
+    QUICK,
+    QUICK_POLICIES,
+    RIGS,
+    changed_at,
+    config_of,
+    factor_of,
+)
 from flodl_shm.bench.rig_figures import RigFigures, measure
 from flodl_shm.control.messages import Arrived, Attached, Committed, Issued, Note
 from flodl_shm.errors import WeBroke
@@ -114,6 +125,29 @@ def test_a_rank_that_is_slowed_in_an_epoch_is_measured_by_what_it_can_do_there()
     assert told.sync_bound == pytest.approx(2 * 15 / 40)
 
 
+def halved_from_epoch_one(rank, epoch):
+    """Rank 0 does 5 a second instead of 10 there: of both, 10 a second are possible."""
+    return 2.0 if (rank, epoch) == (0, 1) else 1.0
+
+
+@pytest.mark.parametrize(
+    ("after", "recovered"), [((9, 9), 1), ((5, 9), 2), ((5, 8, 8.5), 3), ((5, 5), 3)]
+)
+def test_recovery_is_the_first_window_that_is_nearly_as_good_as_before(after, recovered):
+    """Before the change 42 of 45 picks were done, 0.933; nine tenths of that is 0.84."""
+    journal = steady()
+    for number, picks in enumerate(after):
+        journal.commit(7.0 + number, 6 + number, (picks, 0), epoch=1)
+    told = measure(journal.records, halved_from_epoch_one, changed_at=1)
+    assert told.windows_to_recover == recovered
+
+
+def test_a_change_needs_windows_on_both_sides():
+    with pytest.raises(WeBroke, match="both sides of the change in epoch 1"):
+        measure(steady().records, no_slowness, changed_at=1)
+    assert measure(steady().records, no_slowness).windows_to_recover is None
+
+
 def test_what_cannot_be_measured_is_said():
     with pytest.raises(WeBroke, match="no free run"):
         measure(Journal(rates=(10.0, 0.0)).records, no_slowness)
@@ -160,18 +194,47 @@ def test_the_stale_rig_changes_its_speed_at_every_epoch(tmp_path):
     assert {one.rank for one in config.slow} == {1}
     assert [one.factor for one in config.slow] == [1.0, 1.3] * 4 + [1.0]
     assert [one.from_epoch for one in config.slow] == list(range(9))
-    assert [rig._factor(config, Rank(1), epoch) for epoch in (0, 1, 2)] == [1.0, 1.3, 1.0]
-    assert rig._factor(config, Rank(0), 1) == 1.0
+    assert [factor_of(config, Rank(1), epoch) for epoch in (0, 1, 2)] == [1.0, 1.3, 1.0]
+    assert factor_of(config, Rank(0), 1) == 1.0
+    assert changed_at(named("stale"), config) is None
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_throttled_rank_is_slower_from_the_middle_on(policy, tmp_path):
+    config = config_of(named("throttle"), policy, FULL, seed=0, root=tmp_path)
+    middle = config.wishes.epochs // 2
+    assert [str(one) for one in config.slow] == [f"0:2@{middle}"]
+    assert changed_at(named("throttle"), config) == middle > 0
+    assert [factor_of(config, Rank(0), epoch) for epoch in (middle - 1, middle)] == [1.0, 2.0]
+
+
+def test_equal_shares_are_windows_of_the_slowest(tmp_path):
+    config = config_of(named("8x4"), "equal", FULL, seed=0, root=tmp_path)
+    assert config.wishes.policy == "cadence"
+    assert config.wishes.partition_ratios == (1 / 8,) * 8
+    picks = config.workload_options["picks"] * config.wishes.epochs
+    assert picks == pytest.approx(8 * 12.5 * 48 * PARTS["equal"], rel=0.01)
+
+
+def test_ddp_has_the_picks_of_sync(tmp_path):
+    sync, ddp = (
+        config_of(named("1:2:4"), policy, FULL, seed=1, root=tmp_path) for policy in ("sync", "ddp")
+    )
+    assert ddp == sync
 
 
 def test_quick_rows_are_the_named_ones_and_short():
     quick = [one for one in RIGS if one.in_quick]
     assert [one.name for one in quick] == ["1:2:4", "1:1:1"]
-    spent = sum(one.quick_s * (1 + rig.SYNC_PART) + 2 * (QUICK.free_run_s + 1) for one in quick)
+    spent = sum(
+        one.quick_s * PARTS[policy] + QUICK.free_run_s + 1
+        for one in quick
+        for policy in QUICK_POLICIES
+    )
     assert spent < 55
 
 
-def figures(he, windows=24):
+def figures(he, windows=24, **more):
     return RigFigures(
         he=he,
         he_whole=he - 0.01,
@@ -181,6 +244,7 @@ def figures(he, windows=24):
         windows=windows,
         picks=1000,
         rates=(50.0, 25.0),
+        **more,
     )
 
 
@@ -191,6 +255,12 @@ def test_a_row_is_the_median_of_its_repeats():
     assert row["gain"] == pytest.approx(1.9)
     assert row["rates"] == [50.0, 25.0]
     assert row["windows"] == 22
+    assert "windows_to_recover" not in row
+
+
+def test_a_throttled_row_says_how_fast_it_recovered():
+    runs = [figures(0.9, windows_to_recover=windows) for windows in (1, 5, 2)]
+    assert row_of("throttle", "cadence", runs)["windows_to_recover"] == 2
 
 
 def test_the_file_and_its_rows(tmp_path, monkeypatch, capsys):
@@ -198,7 +268,7 @@ def test_the_file_and_its_rows(tmp_path, monkeypatch, capsys):
 
     def run_row(one, policy, effort, seed):
         asked.append((seed, one.name, policy))
-        return figures(0.4 if policy == "sync" else 0.9)
+        return figures(0.9 if policy == "cadence" else 0.4)
 
     monkeypatch.setattr(rig, "run_row", run_row)
     monkeypatch.setattr(rig, "preload", lambda: None)
@@ -207,17 +277,35 @@ def test_the_file_and_its_rows(tmp_path, monkeypatch, capsys):
     told = json.loads(target.read_text())
     assert told["schema"] == 1
     assert told["host"]["cores"] >= 1
+    policies = ("sync", "equal", "cadence", "ddp")
     assert [(row["rig"], row["policy"]) for row in told["rows"]] == [
-        ("1:2:4", "sync"),
-        ("1:2:4", "cadence"),
+        ("1:2:4", policy) for policy in policies
     ]
     for row in told["rows"]:
         assert set(KEYS) <= set(row)
-    assert told["rows"][1]["x_sync"] == pytest.approx(2.25)
+    assert told["rows"][2]["x_sync"] == pytest.approx(2.25)
+    assert [row.get("x_ddp") for row in told["rows"]] == [None, None, pytest.approx(2.25), None]
     # Interleaved, and the policies of one repeat share its seed.
-    turns = [(seed, "1:2:4", policy) for seed in (7, 8, 9) for policy in ("sync", "cadence")]
-    assert asked == turns
-    assert "   7 1:2:4  sync" in capsys.readouterr().out
+    assert asked == [(seed, "1:2:4", policy) for seed in (7, 8, 9) for policy in policies]
+    out = capsys.readouterr().out
+    assert "   7 1:2:4  sync" in out
+    assert "1:2:4 cadence: x_ddp 2.25, at least 2.2: held" in out
+
+
+def test_quick_rows_are_those_without_filters(monkeypatch):
+    asked = []
+
+    def run_row(one, policy, effort, seed):
+        asked.append((one.name, policy))
+        return figures(0.9)
+
+    monkeypatch.setattr(rig, "run_row", run_row)
+    monkeypatch.setattr(rig, "preload", lambda: None)
+    assert main(["--quick"]) == 0
+    assert asked == [(name, how) for name in ("1:2:4", "1:1:1") for how in ("sync", "cadence")]
+    asked.clear()
+    assert main(["--quick", "--rig", "8x4", "--policy", "ddp", "--repeats", "2"]) == 0
+    assert asked == [("8x4", "ddp")] * 2
 
 
 def test_a_run_that_fails_ends_the_benchmark(monkeypatch, capsys):
@@ -234,7 +322,8 @@ import json, sys, tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from flodl_shm.bench.rig import Effort, Rig, config_of, run_row
+from flodl_shm.bench.rig import run_row
+from flodl_shm.bench.rig_cases import Effort, Rig, config_of
 from flodl_shm.engine.launch import launch
 from flodl_shm.engine.rank_main import preload
 
