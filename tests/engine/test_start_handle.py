@@ -94,9 +94,10 @@ def ends(launches):
         files = {"train.py": text}
         ranks = ("--ranks", "2", "--show-ranks", "all", "train.py")
         started[f"{name}-ranks"] = launches.submit(f"{name}-ranks", *ranks, files=files)
-        started[f"{name}-alone"] = launches.submit(
-            f"{name}-alone", "train.py", files=files, plain=True
-        )
+        if name != "early":
+            started[f"{name}-alone"] = launches.submit(
+                f"{name}-alone", "train.py", files=files, plain=True
+            )
     return lambda name: started[name].result()
 
 
@@ -149,6 +150,3 @@ def test_an_abort_before_anything_was_trained(ends):
     assert end.code == 0, str(end)
     assert {"[r0] stopped 0", "[r1] stopped 0"} <= set(end.out.splitlines()), str(end)
     assert end.summary["status"] == "stopped"
-    alone = ends("early-alone")
-    assert alone.code == 0, str(alone)
-    assert alone.out.split()[0] in ("stopped", "ok")

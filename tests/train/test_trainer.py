@@ -126,3 +126,11 @@ def test_the_package_has_its_public_names_and_no_others():
     assert issubclass(BadConfig, flodl_shm.FlodlError)
     with pytest.raises(AttributeError, match="no attribute 'Coordinator'"):
         _ = flodl_shm.Coordinator
+
+
+def test_an_abort_right_after_the_start_is_an_end_too():
+    for _ in range(20):  # before, while and after the model is built
+        handle = trainer(epochs=1000, batch_size=2).start()
+        handle.abort()
+        state = handle.join(timeout_s=60)
+        assert state.status == "stopped"
