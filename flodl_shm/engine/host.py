@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -19,9 +18,10 @@ import msgspec
 from flodl_shm.control import messages
 from flodl_shm.control.messages import Died, Report
 from flodl_shm.engine import ticket as tickets
-from flodl_shm.engine.ticket import Ticket
+from flodl_shm.engine.ticket import ArenaShape, Ticket
 from flodl_shm.errors import PeerBroke, PeersLost
 from flodl_shm.ids import Nanos, Rank, Round, Row
+from flodl_shm.proc import parcel
 from flodl_shm.proc.environment import rank_environment, threads_per_rank, usable_cores
 from flodl_shm.proc.error_file import read_error
 from flodl_shm.proc.fork_server import SpawnRequest
@@ -32,6 +32,7 @@ from flodl_shm.shm.segment import Segment
 from flodl_shm.wire.layout import PACE, plan_arena
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Mapping
 
     from flodl_shm.control.messages import BuildArena, Order
@@ -88,7 +89,7 @@ class Host:
 
     def spawn(self, rank: Rank, row: Row) -> None:
         """Bring a rank into being. Raises PeersLost if the fork server does not answer."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = parcel.pair()
         place = self.run_dir.rank(rank)
         output = RankOutput(
             f"[r{rank}] ", stdout_log=place / "stdout.log", stderr_log=place / "stderr.log"
@@ -165,10 +166,10 @@ class Host:
         arena = self.arena
         assert arena is not None
         grid = arena.map.grid
-        shape = f"{grid.params} {grid.buffers} {arena.map.slots} {arena.map.rows}"
+        shape = ArenaShape(grid.params, grid.buffers, arena.map.slots, arena.map.rows)
         # A rank that has died meanwhile is known by its pidfd soon.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self.members[rank].attach, [shape.encode()], [arena.segment.fd])
+        with contextlib.suppress(ConnectionError):
+            parcel.send(self.members[rank].attach, shape, [arena.segment.fd])
 
     # ---- messages -----------------------------------------------------------------------------
 

@@ -7,17 +7,20 @@ process, so no wait below can outlive the launcher.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from flodl_shm.control import messages
+from flodl_shm.engine.ticket import ArenaShape
 from flodl_shm.errors import PeersLost, WeBroke
 from flodl_shm.gpu.pinning import pin
 from flodl_shm.ids import Row
+from flodl_shm.proc import parcel
 from flodl_shm.shm.arena import Arena
 from flodl_shm.shm.ring import BadFrame, Reader, Writer
 from flodl_shm.shm.segment import Segment
@@ -26,6 +29,7 @@ from flodl_shm.train.session import SlowDown
 from flodl_shm.wire.layout import plan_arena
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
     from torch import Tensor
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 SEND_LIMIT_NS = 60_000_000_000  # the launcher reads within milliseconds, or it is stopped
 ATTACH_LIMIT_S = 60.0  # the descriptor is sent before the order that announces it
 RECENT = 20  # messages an error file tells of
+_shape_decoder = msgspec.msgpack.Decoder(ArenaShape)
 
 
 class ShmLink:
@@ -94,12 +99,14 @@ class ShmSession:
         """Map the run's arena, fault its pages in, and take this rank's place in it."""
         self._leave_arena()
         self._socket.settimeout(ATTACH_LIMIT_S)
-        shape, fds, _, _ = socket.recv_fds(self._socket, 64, 1)
-        if len(fds) != 1:
+        packet = parcel.receive(self._socket, _shape_decoder)
+        if packet is None:
             raise PeersLost("the launcher closed the connection before it sent the arena")
-        params, buffers, slots, rows = (int(word) for word in shape.split())
-        arena_map = plan_arena(params=params, buffers=buffers, slots=slots, rows=rows)
-        segment = Segment.adopt(fds[0], arena_map.size)
+        shape, (descriptor,) = packet
+        arena_map = plan_arena(
+            params=shape.params, buffers=shape.buffers, slots=shape.slots, rows=shape.rows
+        )
+        segment = Segment.adopt(descriptor, arena_map.size)
         segment.prefault()
         arena = Arena(segment, arena_map, self._block.bells)
         self._arena = arena

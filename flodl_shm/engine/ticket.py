@@ -42,6 +42,15 @@ class Ticket(msgspec.Struct, frozen=True):
     state_file: str = ""  # where one rank then writes what it has trained
 
 
+class ArenaShape(msgspec.Struct, frozen=True):
+    """What a rank needs to know of the arena whose descriptor comes along; as in plan_arena."""
+
+    params: int
+    buffers: int
+    slots: int
+    rows: int
+
+
 _decoder = msgspec.msgpack.Decoder(Ticket)
 
 

@@ -7,14 +7,15 @@ waits for it. Who holds the GIL for long shows neither.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from flodl_shm.ids import Nanos, Rank
 from flodl_shm.proc.supervisor import is_stopped
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from flodl_shm.engine.host import Host
+    from flodl_shm.ids import Nanos, Rank
 
 
 class Watch:
@@ -26,9 +27,7 @@ class Watch:
         self._stall_s = stall_timeout_s
         self._moved: dict[Rank, tuple[object, Nanos]] = {}
 
-    def look(
-        self, host: Host, awaited: Mapping[Rank, str], now: Nanos
-    ) -> list[tuple[Rank, str]]:
+    def look(self, host: Host, awaited: Mapping[Rank, str], now: Nanos) -> list[tuple[Rank, str]]:
         """Ranks to be killed, and why."""
         lost = []
         for rank in host.alive():
