@@ -73,12 +73,14 @@ class HostLoop:
         if not self.host.members:
             for number in range(self.host.config.ranks):
                 self.host.spawn(Rank(number), Row(number))
-        for event in first:
-            self._take(event, Nanos(time.monotonic_ns()))
-        while self.end is None:
-            self._turn()
-        self._let_go(self.end)
-        self._sampler.close()
+        try:
+            for event in first:
+                self._take(event, Nanos(time.monotonic_ns()))
+            while self.end is None:
+                self._turn()
+            self._let_go(self.end)
+        finally:
+            self._sampler.close()
         return self.end
 
     # ---- one turn -----------------------------------------------------------------------------
@@ -202,8 +204,8 @@ class HostLoop:
             now = Nanos(time.monotonic_ns())
             if now >= deadline or self._ladder.pressed > 1 or self.failed is not None:
                 if graceful and now >= deadline:
-                    late = ", ".join(map(str, self.host.alive()))
-                    self.recorder.say(f"{limit_s:g} s after the end rank {late} still ran: killed")
+                    late = ", ".join(f"rank {rank}" for rank in self.host.alive())
+                    self.recorder.say(f"{limit_s:g} s after the end {late} still ran: killed")
                 self._kill_all(now)
                 return
             if self.wanted and not self.stopped_by:
@@ -218,7 +220,7 @@ class HostLoop:
         before = self._ladder.pressed
         self._turn()
         if self._ladder.pressed > before:
-            self._ladder.pressed = max(self._ladder.pressed, 2)
+            self._ladder.skip_to(2)  # no window is left to finish
 
     def _kill_all(self, now: Nanos) -> None:
         for rank in self.host.alive():
@@ -229,4 +231,7 @@ class HostLoop:
                 break
             self._turn()
         for rank in self.host.alive():
-            self.recorder.say(f"rank {rank} did not end within 5 s of SIGKILL; it is left behind")
+            self.recorder.say(
+                f"rank {rank} did not end within {KILL_LIMIT_NS / 1e9:g} s of SIGKILL; "
+                "it is left behind"
+            )

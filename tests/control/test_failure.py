@@ -29,3 +29,11 @@ def test_the_ladder_has_three_steps_and_says_what_comes_next() -> None:
     assert [event.level for event, _ in told] == [1, 2, 3, 3]
     assert told[0][1] == "SIGINT: stopping after this window; once more to stop now"
     assert told[2][1] == "SIGINT: killing what is left"
+
+
+def test_steps_that_ask_for_nothing_are_skipped() -> None:
+    ladder = StopLadder()
+    ladder.skip_to(2)
+    ladder.skip_to(1)
+    assert ladder.pressed == 2
+    assert ladder.press("SIGINT")[0].level == 3
