@@ -31,7 +31,7 @@ from flodl_shm.bench.rig_cases import (
     Rig,
     changed_at,
     config_of,
-    factor_of,
+    slowed_s,
 )
 from flodl_shm.bench.rig_ddp import run_ddp
 from flodl_shm.bench.rig_figures import RigFigures, measure
@@ -62,7 +62,7 @@ def run_row(rig: Rig, policy: str, effort: Effort, seed: int) -> RigFigures:
         config = config_of(rig, policy, effort, seed=seed, root=Path(folder))
         return measure(
             run_ddp(config) if policy == "ddp" else _our_records(rig, policy, config),
-            lambda rank, epoch: factor_of(config, rank, epoch),
+            lambda rank, epoch: slowed_s(config, rank, epoch),
             changed_at=changed_at(rig, config),
         )
 

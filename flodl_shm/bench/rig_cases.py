@@ -134,10 +134,15 @@ def changed_at(rig: Rig, config: RunConfig) -> int | None:
     return config.slow[0].from_epoch if rig.throttle else None
 
 
-def factor_of(config: RunConfig, rank: Rank, epoch: int) -> float:
-    """How much slower than in the free run, which is of epoch 0, the rank is in an epoch."""
+def slowed_s(config: RunConfig, rank: Rank, epoch: int) -> float:
+    """How much longer than in the free run, which is of epoch 0, a pick takes in an epoch."""
     pacer = Pacer(slow=slow_downs(config, rank))
-    return pacer.factor(epoch) / pacer.factor(0)
+    return (pacer.factor(epoch) - pacer.factor(0)) * step_ms_of(config)[rank] / 1e3
+
+
+def step_ms_of(config: RunConfig) -> tuple[float, ...]:
+    """The stated time of a step, by rank."""
+    return tuple(config.workload_options["step_ms"])  # type: ignore[arg-type]
 
 
 def slow_downs(config: RunConfig, rank: Rank) -> tuple[SlowDown, ...]:

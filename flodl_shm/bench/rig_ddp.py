@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flodl_shm.bench.forked import run_ranks
-from flodl_shm.bench.rig_cases import slow_downs
+from flodl_shm.bench.rig_cases import slow_downs, step_ms_of
 from flodl_shm.control.messages import Arrived, Attached, Committed, Issued
 from flodl_shm.ids import Nanos, Rank, Round, Row
 from flodl_shm.obs.journal import Record
@@ -48,7 +48,7 @@ class RankLog:
 
 def run_ddp(config: RunConfig) -> list[Record]:
     """Train as the config says. Raises HostUnfit when a rank fails or hangs."""
-    due_s = 2 * config.free_run_s + _steps(config) * max(_step_ms(config)) / 1e3
+    due_s = 2 * config.free_run_s + _steps(config) * max(step_ms_of(config)) / 1e3
     with tempfile.TemporaryDirectory(prefix="bench-ddp-") as folder:
         place = Path(folder)
         run_ranks(
@@ -61,10 +61,6 @@ def run_ddp(config: RunConfig) -> list[Record]:
 def _read(path: Path) -> RankLog:
     told = json.loads(path.read_text())
     return RankLog(told["rate"], told["began_at"], tuple(told["ends"]))
-
-
-def _step_ms(config: RunConfig) -> tuple[float, ...]:
-    return tuple(config.workload_options["step_ms"])  # type: ignore[arg-type]
 
 
 def _steps_per_epoch(config: RunConfig) -> int:
@@ -146,7 +142,7 @@ def _run_rank(config: RunConfig, rank: int, place: Path) -> None:
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=config.ranks)
     pacer = Pacer(
         slow=slow_downs(config, Rank(rank)),
-        step_ms=_step_ms(config)[rank],
+        step_ms=step_ms_of(config)[rank],
         rank=rank,
         seed=config.wishes.seed or 0,
     )

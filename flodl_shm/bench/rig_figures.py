@@ -1,9 +1,10 @@
 """From a run's journal to the efficiency of its rig: the definition, in one place.
 
 Ideal is what the ranks would train in the same time at the rates they had in their free run, all
-at once and with nobody to meet. A rank that is slowed in some epochs has its free rate divided
-by the factor there, so a rig whose speeds change is measured against what it could do then. What
-counts as trained is what a commit has put into the consensus. Pure: records in, figures out.
+at once and with nobody to meet. Where a rank is slowed, the wait that does it is added to what a
+pick took it in the free run, so a rig whose speeds change is measured against what it could do
+then. (The factor alone would also slow what lies between steps.) What counts as trained is what a
+commit has put into the consensus. Pure: records in, figures out.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from flodl_shm.errors import WeBroke
 from flodl_shm.ids import Nanos, Rank, Round
 from flodl_shm.obs.journal import Header, Record
 
-Slowness = Callable[[Rank, int], float]  # (rank, epoch) -> factor, of the free run's step time
+Slowness = Callable[[Rank, int], float]  # (rank, epoch) -> seconds a pick takes longer
 RECOVERED = 0.9  # of the steady he: a window that reaches it follows the new speeds
 
 
@@ -131,7 +132,7 @@ class _Span:
             yield (
                 commit,
                 [
-                    taken_s * rate / self._slowness(rank, commit.epoch)
+                    taken_s / (1 / rate + self._slowness(rank, commit.epoch))
                     for rank, rate in self._rates.items()
                 ],
             )

@@ -20,7 +20,7 @@ from flodl_shm.bench.rig_cases import (
     RIGS,
     changed_at,
     config_of,
-    factor_of,
+    slowed_s,
 )
 from flodl_shm.bench.rig_figures import RigFigures, measure
 from flodl_shm.control.messages import Arrived, Attached, Committed, Issued, Note
@@ -86,7 +86,12 @@ def steady(*, epoch_of_last=0, issued_ahead=False):
 
 
 def no_slowness(rank, epoch):
-    return 1.0
+    return 0.0
+
+
+def halved_in_epoch_one(rank, epoch):
+    """Rank 0 needs 0.2 s instead of 0.1 s there: of both, 10 picks a second are possible."""
+    return 0.1 if (rank, epoch) == (0, 1) else 0.0
 
 
 def test_he_counts_from_the_end_of_the_uncalibrated_window():
@@ -116,18 +121,10 @@ def test_rounds_issued_before_the_probe_has_ended_are_not_calibrated():
 def test_a_rank_that_is_slowed_in_an_epoch_is_measured_by_what_it_can_do_there():
     """Rank 0 at half its rate in the last second: 15 + 15 + 10 picks were possible, 42 done."""
 
-    def slowness(rank, epoch):
-        return 2.0 if (rank, epoch) == (0, 1) else 1.0
-
-    told = measure(steady(epoch_of_last=1).records, slowness)
+    told = measure(steady(epoch_of_last=1).records, halved_in_epoch_one)
     assert told.he == pytest.approx(42 / 40)
     assert told.vs_fastest == pytest.approx(42 / 25)
     assert told.sync_bound == pytest.approx(2 * 15 / 40)
-
-
-def halved_from_epoch_one(rank, epoch):
-    """Rank 0 does 5 a second instead of 10 there: of both, 10 a second are possible."""
-    return 2.0 if (rank, epoch) == (0, 1) else 1.0
 
 
 @pytest.mark.parametrize(
@@ -138,7 +135,7 @@ def test_recovery_is_the_first_window_that_is_nearly_as_good_as_before(after, re
     journal = steady()
     for number, picks in enumerate(after):
         journal.commit(7.0 + number, 6 + number, (picks, 0), epoch=1)
-    told = measure(journal.records, halved_from_epoch_one, changed_at=1)
+    told = measure(journal.records, halved_in_epoch_one, changed_at=1)
     assert told.windows_to_recover == recovered
 
 
@@ -194,8 +191,8 @@ def test_the_stale_rig_changes_its_speed_at_every_epoch(tmp_path):
     assert {one.rank for one in config.slow} == {1}
     assert [one.factor for one in config.slow] == [1.0, 1.3] * 4 + [1.0]
     assert [one.from_epoch for one in config.slow] == list(range(9))
-    assert [factor_of(config, Rank(1), epoch) for epoch in (0, 1, 2)] == [1.0, 1.3, 1.0]
-    assert factor_of(config, Rank(0), 1) == 1.0
+    assert [slowed_s(config, Rank(1), epoch) for epoch in (0, 1, 2)] == pytest.approx([0, 0.012, 0])
+    assert slowed_s(config, Rank(0), 1) == 0
     assert changed_at(named("stale"), config) is None
 
 
@@ -205,7 +202,7 @@ def test_the_throttled_rank_is_slower_from_the_middle_on(policy, tmp_path):
     middle = config.wishes.epochs // 2
     assert [str(one) for one in config.slow] == [f"0:2@{middle}"]
     assert changed_at(named("throttle"), config) == middle > 0
-    assert [factor_of(config, Rank(0), epoch) for epoch in (middle - 1, middle)] == [1.0, 2.0]
+    assert [slowed_s(config, Rank(0), epoch) for epoch in (middle - 1, middle)] == [0, 0.02]
 
 
 def test_equal_shares_are_windows_of_the_slowest(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flodl_shm.bench import rig_ddp
-from flodl_shm.bench.rig_cases import Effort, Rig, config_of, factor_of
+from flodl_shm.bench.rig_cases import Effort, Rig, config_of, slowed_s
 from flodl_shm.bench.rig_ddp import RankLog, records_of, run_ddp
 from flodl_shm.bench.rig_figures import measure
 from flodl_shm.control.messages import Committed
@@ -20,7 +20,7 @@ LOGS = [
 
 
 def test_every_step_is_a_window_and_the_first_one_is_not_counted():
-    told = measure(records_of(LOGS, steps_per_epoch=2), lambda rank, epoch: 1.0)
+    told = measure(records_of(LOGS, steps_per_epoch=2), lambda rank, epoch: 0.0)
     assert (told.windows, told.picks) == (3, 6)
     assert told.picks_per_s == pytest.approx(10.0)
     assert told.he == pytest.approx(10 / 15)
@@ -62,9 +62,7 @@ EFFORT = Effort(quick=True, repeats=1, free_run_s=0.05)
 def test_real_ranks_can_be_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(rig_ddp.tempfile, "tempdir", str(tmp_path))
     config = config_of(TINY, "ddp", EFFORT, seed=3, root=tmp_path)
-    told = measure(
-        run_ddp(config), lambda rank, epoch: factor_of(config, rank, epoch), changed_at=1
-    )
+    told = measure(run_ddp(config), lambda rank, epoch: slowed_s(config, rank, epoch), changed_at=1)
     # Only that they are of this world: a shared machine may make anything late.
     assert 0 < told.he < 2
     assert told.rates[0] > told.rates[1] > 0
