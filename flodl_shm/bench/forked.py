@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from flodl_shm.errors import HostUnfit
+from flodl_shm.proc.prctl import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +43,7 @@ def _fork(rank: int, body: Callable[[int], object]) -> int:
         return pid
     code = 1
     try:
+        die_with_parent(signal.SIGKILL)
         body(rank)
         code = 0
     except BaseException as exc:

@@ -155,7 +155,8 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         rows = measure_all(quick=options.quick)
-        print(*verdicts(GATES, rows, NAMES), sep="\n")
+        for line in verdicts(GATES, rows, NAMES):
+            print(line)
         if options.json:
             write_report(options.json, rows)
     except FlodlError as error:

@@ -45,27 +45,33 @@ def _mpiexec() -> str | None:
 
 def measure_all(our_row: OurRow) -> list[dict[str, Any]]:
     """All rows, or one line that says why there are none; prints as it goes."""
+    rows: list[dict[str, Any]] = []
     why = why_not()
+    try:
+        for mib, ranks in () if why else CASES:
+            turns = [(_mpi_ms(mib, ranks), our_row(mib, ranks)["arena_ms"]) for _ in range(TURNS)]
+            rows.append(row_of(mib, ranks, turns))
+            print(line_of(rows[-1]), flush=True)
+    except HostUnfit as error:  # an MPI that does not run here is no reason to lose other rows
+        why = error.sentence()
     if why:
         print(f"mpi left out: {why}")
-        return []
-    rows = []
-    print("ranks   MiB  arena ms    mpi ms   x mpi")
-    for mib, ranks in CASES:
-        turns = [(our_row(mib, ranks)["arena_ms"], _mpi_ms(mib, ranks)) for _ in range(TURNS)]
-        rows.append(row_of(mib, ranks, turns))
-        print("{ranks:5d} {mib:5d} {arena_ms:9.3f} {mpi_ms:9.3f} {x_mpi:7.1f}".format(**rows[-1]))
     return rows
 
 
+def line_of(row: dict[str, Any]) -> str:
+    """One line of the table."""
+    return "{ranks:5d} {mib:5d} {arena_ms:9.3f}, mpi {mpi_ms:9.3f}, x mpi {x_mpi:.1f}".format(**row)
+
+
 def row_of(mib: int, ranks: int, turns: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """A row from (ours, MPI's) milliseconds of every turn."""
+    """A row from (MPI's, our) milliseconds of every turn."""
     return {
         "mib": mib,
         "ranks": ranks,
-        "arena_ms": statistics.median(ours for ours, _ in turns),
-        "mpi_ms": statistics.median(theirs for _, theirs in turns),
-        "x_mpi": statistics.median(theirs / ours for ours, theirs in turns),
+        "arena_ms": statistics.median(ours for _, ours in turns),
+        "mpi_ms": statistics.median(theirs for theirs, _ in turns),
+        "x_mpi": statistics.median(theirs / ours for theirs, ours in turns),
     }
 
 

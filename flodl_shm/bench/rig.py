@@ -166,7 +166,8 @@ def main(argv: list[str] | None = None) -> int:
             effort,
             options.seed,
         )
-        print(*verdicts(GATES, rows, NAMES), sep="\n")
+        for line in verdicts(GATES, rows, NAMES):
+            print(line)
         if options.json:
             write_report(options.json, rows)
     except FlodlError as error:

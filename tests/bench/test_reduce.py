@@ -152,7 +152,7 @@ def test_a_mean_that_is_not_torchs_is_found(monkeypatch, capfd):
 
 
 def test_an_mpi_row_is_the_median_of_the_turns_ratios():
-    assert reduce_mpi.row_of(16, 2, [(1.0, 4.0), (2.0, 6.0), (3.0, 6.0)]) == {
+    assert reduce_mpi.row_of(16, 2, [(4.0, 1.0), (6.0, 2.0), (6.0, 3.0)]) == {
         "mib": 16,
         "ranks": 2,
         "arena_ms": 2.0,
@@ -177,12 +177,13 @@ def test_runs_of_both_take_turns(monkeypatch):
     monkeypatch.setattr(reduce_mpi, "CASES", ((16, 2),))
     monkeypatch.setattr(reduce_mpi, "_mpi_ms", lambda mib, ranks: told.append("mpi") or 8.0)
     ours = reduce_mpi.measure_all(lambda mib, ranks: told.append("ours") or {"arena_ms": 2.0})
-    assert told == ["ours", "mpi"] * reduce_mpi.TURNS
+    assert told == ["mpi", "ours"] * reduce_mpi.TURNS
     assert ours[0]["x_mpi"] == 4.0
 
 
 @pytest.mark.procs
-def test_an_mpi_that_fails_is_named(monkeypatch):
+def test_an_mpi_that_does_not_run_is_named_and_left_out(monkeypatch, capsys):
+    monkeypatch.setattr(reduce_mpi, "why_not", lambda: "")
     monkeypatch.setattr(reduce_mpi, "_mpiexec", lambda: "false")
-    with pytest.raises(HostUnfit, match="mpiexec ended with 1"):
-        reduce_mpi._mpi_ms(1, 2)
+    assert reduce_mpi.measure_all(lambda mib, ranks: {"arena_ms": 1.0}) == []
+    assert "mpi left out: mpiexec ended with 1" in capsys.readouterr().out
