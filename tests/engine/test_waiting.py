@@ -45,12 +45,19 @@ if RANK == 0:
     Path("marks.json").write_text(json.dumps(marks))
 """
 
-# Rank 0 stops rank 1 and asks who waits for whom, as somebody at another terminal would.
+# Rank 0 stops rank 1 and asks who waits for whom, as somebody at another terminal would. It asks
+# from a thread, so that its own part is done by then and only rank 1 is waited for.
 STOPPED = f"""\
-import signal, time
+import signal, threading, time
 from base import *
 {ITS_LAUNCHER}
 steps = 0
+
+def ask(pid):
+    time.sleep(1.2)
+    os.kill(launcher(), signal.SIGUSR2)
+    time.sleep(0.3)
+    os.kill(pid, signal.SIGCONT)
 
 def step(model, batch):
     global steps
@@ -58,10 +65,7 @@ def step(model, batch):
     if RANK == 0 and steps == 5:
         pid = int(Path(os.environ["FLODL_RUN_DIR"], "ranks/rank1/pid").read_text().split()[0])
         os.kill(pid, signal.SIGSTOP)
-        time.sleep(1.2)
-        os.kill(launcher(), signal.SIGUSR2)
-        time.sleep(0.3)
-        os.kill(pid, signal.SIGCONT)
+        threading.Thread(target=ask, args=(pid,)).start()
     return mse(model, batch)
 
 train(train_step=step, policy="sync")
