@@ -57,7 +57,7 @@ FULL = (
 )  # fmt: skip
 NAMES = ("model", "mib", "ranks")
 GATES = (
-    Gate("first_x", 2, lambda row: True, at_least=False),
+    Gate("first_x", 2, lambda row: row["mib"] >= 16, at_least=False),  # less is one wake-up
     Gate("p90_p50", 2.5, lambda row: row["mib"] >= 16, at_least=False),
     Gate("x_pma", 8, lambda row: True),
 )

@@ -44,12 +44,12 @@ from flodl_shm.train.data.sampler import PickQueue
 from flodl_shm.train.data.source import as_source
 from flodl_shm.train.lone_meeting import LoneMeeting
 from flodl_shm.train.lr import LearningRate
-from flodl_shm.train.modes import modes_kept
 from flodl_shm.train.pacing import Pacer
 from flodl_shm.train.replica import Replica
 from flodl_shm.train.seeds import seed_everything
 from flodl_shm.train.state import TrainedState
 from flodl_shm.train.step import Stepper
+from flodl_shm.train.untouched import untouched
 from flodl_shm.train.window import WindowRunner, WindowTally
 
 if TYPE_CHECKING:
@@ -300,13 +300,13 @@ class GpuWorker:
         )
 
     def _score(self) -> tuple[float | None, str]:
-        """The user's evaluation, or what it raised in words. Train/eval modes are put back."""
+        """The user's evaluation, or what it raised in words; it leaves no trace in the model."""
         job = self._job
         if job.eval_fn is None:
             return None, ""
         data = job.dataset if job.eval_dataset is None else job.eval_dataset
         try:
-            with modes_kept(self._model):
+            with untouched(self._model, self._device):
                 return float(job.eval_fn(self._model, data)), ""
         except Exception as error:  # an evaluation must not cost the training: it is reported
             place = traceback.extract_tb(error.__traceback__)[-1]

@@ -25,7 +25,7 @@ from flodl_shm.ids import Nanos, Rank, Round, Row, Slot
 from flodl_shm.shm.arena import ARRIVING, DEATHS, HELPING, LEAVING, REDUCING, TRAINING
 from flodl_shm.shm.fence import fence, order
 from flodl_shm.train.divergence import Sampler, largest
-from flodl_shm.train.kernels import Mix
+from flodl_shm.train.kernels import Mix, warm_up
 from flodl_shm.train.shard import Assembly, Hook, ShardWorker
 from flodl_shm.wire.layout import ARRIVED, CLOSED, GONE, HALVES, MASS, PACE, PICKS, STATE, STEPS
 
@@ -106,7 +106,8 @@ class Reducer:
             else None
         )
         self._roster: _Roster | None = None
-        self._worker: ShardWorker | None = None
+        self._worker = self.worker_type(arena, sampler=self._sampler, hook=hook)
+        warm_up()  # here, and not in the first round, where everybody would wait for it
         self._number = Round(0)  # of the round arrived in and not yet completed; 0: none
 
     # ---- arriving ------------------------------------------------------------------------------
@@ -157,10 +158,7 @@ class Reducer:
             seats = self._roster = _Roster(self._arena, roster, self._row)
             if seats.mine.slot != self._slot:
                 raise WeBroke(f"seated at slot {seats.mine.slot}, replica in slot {self._slot}")
-        if self._worker is None:
-            self._worker = self.worker_type(
-                self._arena, worker=seats.mine.rank, sampler=self._sampler, hook=self._hook
-            )
+            self._worker.rank = seats.mine.rank
         return seats
 
     def _ring(self, roster: _Roster) -> None:
@@ -196,8 +194,7 @@ class Reducer:
 
     def _complete(self) -> Outcome:
         q, state, roster, worker = self._q, self._base + STATE, self._roster, self._worker
-        assert roster is not None  # arrive has set both
-        assert worker is not None
+        assert roster is not None  # arrive has set it
         me = roster.mine
         began = time.monotonic_ns()
         self._await_arrivals(roster)
@@ -317,12 +314,10 @@ class Reducer:
         self, roster: _Roster, assembly: Assembly, lost: Sequence[Seat], gone: Sequence[Slot]
     ) -> None:
         """Finish the shards of dead owners. Their slots need no copy: nobody will read them."""
-        worker = self._worker
-        assert worker is not None  # arrive has set it
         targets = [seat.slot for seat in assembly.members if seat.slot not in gone]
         for owner in lost:
             self._q[self._base + STATE] = HELPING + owner.slot
-            worker.work(assembly, owner, targets)
+            self._worker.work(assembly, owner, targets)
             self._ring(roster)
         self._q[self._base + STATE] = LEAVING
 

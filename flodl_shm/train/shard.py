@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from flodl_shm.errors import WeBroke
+from flodl_shm.ids import Rank
 from flodl_shm.shm.fence import fence
 from flodl_shm.train.divergence import Sample, Sampler, ShardSums
 from flodl_shm.train.kernels import Mean, Mix, mean_of, views_of
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flodl_shm.control.messages import Seat
-    from flodl_shm.ids import Rank, Round, Slot
+    from flodl_shm.ids import Round, Slot
     from flodl_shm.shm.arena import Arena
 
 TASKS_KEPT = 4  # a shard's tasks by who is in the round; rosters change rarely
@@ -69,16 +70,14 @@ Hook = Callable[[str, "Rank", "Rank", int, Task | None], None]  # point, worker,
 class ShardWorker:
     """Works shards for one rank. `hook` is called at every protocol point, for fault injection."""
 
-    def __init__(
-        self, arena: Arena, *, worker: Rank, sampler: Sampler | None, hook: Hook | None
-    ) -> None:
+    def __init__(self, arena: Arena, *, sampler: Sampler | None, hook: Hook | None) -> None:
         self._arena = arena
         self._q = arena.q
-        self._worker = worker
+        self.rank = Rank(-1)  # whose worker this is: a roster tells
         self._sampler = sampler
         self._hook = hook
         piece = sampler.piece if sampler is not None else 0
-        self._scratch = torch.empty(piece, dtype=torch.float32, device="cpu")
+        self._scratch = torch.zeros(piece, dtype=torch.float32, device="cpu")
         self._kept: dict[object, list[Task | None]] = {}
 
     def work(self, assembly: Assembly, owner: Seat, targets: Sequence[Slot]) -> None:
@@ -87,7 +86,7 @@ class ShardWorker:
         `targets` are the slots to write. One caller at a time: the owner, or the helper after
         the former worker is known dead.
         """
-        hook, worker, shard = self._hook, self._worker, owner.rank
+        hook, worker, shard = self._hook, self.rank, owner.rank
         self._work_blocks(assembly, owner, targets)
         if hook is not None:
             hook("finished", worker, shard, 0, None)
@@ -104,7 +103,7 @@ class ShardWorker:
             return
         cells = self._arena.map.shard(owner.slot)
         valid, done = self._restart(cells, assembly.number << TAG)
-        if done == valid == 0 and owner.rank == self._worker:
+        if done == valid == 0 and owner.rank == self.rank:
             tasks = self._own_tasks(assembly, owner, targets, (first, begin, end))
         else:  # block by block: building a whole shard's views would only delay the others
             tasks = None
@@ -124,7 +123,7 @@ class ShardWorker:
         """The hot loop. `span`: the shard's first block, blocks that stand, last block + 1."""
         first, done, end = span
         q, hook, sampler, copy = self._q, self._hook, self._sampler, np.copyto
-        worker, shard, number = self._worker, owner.rank, assembly.number
+        worker, shard, number = self.rank, owner.rank, assembly.number
         cells = self._arena.map.shard(owner.slot)
         tag, valid_at, done_at = number << TAG, cells + VALID, cells + DONE
         param_mean, buffer_mean = self._kernels(assembly)
@@ -195,7 +194,7 @@ class ShardWorker:
             np.copyto(target, task.result)
         self._q[self._arena.map.shard(owner.slot) + DONE] = valid
         if self._hook is not None:
-            self._hook("replayed", self._worker, owner.rank, done, task)
+            self._hook("replayed", self.rank, owner.rank, done, task)
         return done + 1
 
     def _kernels(self, assembly: Assembly) -> tuple[Mean, Mean]:

@@ -57,7 +57,8 @@ class Trainer:
     `dataset`: map-style, or an object with `__len__` and `get_batch(indices)`, where indices is a
         1-D int64 numpy array of samples.
     `eval_fn(model, eval_dataset)`: a float, higher is better; without `eval_dataset` it gets
-        `dataset`. It runs on one rank, on the consensus.
+        `dataset`. It runs on one rank, on the consensus; what it changes in the model, and the
+        random numbers it draws, are put back.
     `batch_size`: samples of one step; a sequence gives each rank its own.
     `augment`, `transform`: an epoch has samples x augment picks; `transform(batch, keys)` gets one
         int64 key per pick, the same whichever rank trains it, to draw its randomness from.

@@ -1,0 +1,89 @@
+"""An evaluation leaves no trace in the training: model and random numbers are as before it.
+
+It runs on one rank only, whichever is the fastest by then. A forward pass in train mode, which
+moves the statistics of BatchNorm, would leave that rank with another consensus than the others;
+a number drawn, as each DataLoader does, would make the rest of the run depend on who scored. What
+is scored, and what becomes of the score, is not known here.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+
+from flodl_shm.train.modes import modes_kept
+from flodl_shm.train.replica import write_into
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Whatever happens inside, model and generators are afterwards as they were.
+
+    Costs a copy of the model's tensors in the host's memory as long as it lasts.
+    """
+    with modes_kept(model), _generators_kept(device):
+        before = _Snapshot(model)
+        try:
+            yield
+        finally:
+            before.put_back()
+
+
+class _Snapshot:
+    """Which modules, parameters and buffers there are, where they live, and their values."""
+
+    def __init__(self, model: nn.Module) -> None:
+        tables = [
+            table
+            for module in model.modules()
+            for table in (module._parameters, module._buffers, module._modules)
+        ]
+        self._tables = [(table, dict(table)) for table in tables]
+        held = {id(one): one for table in tables for one in table.values() if _has_values(one)}
+        self._tensors = [
+            (tensor, tensor.data, tensor.requires_grad, tensor.detach().to("cpu", copy=True))
+            for tensor in held.values()
+        ]
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Undo all: what was re-bound, and what was written in place."""
+        for table, before in self._tables:
+            table.clear()
+            table.update(before)
+        for tensor, memory, requires_grad, value in self._tensors:
+            if tensor.data_ptr() != memory.data_ptr() or tensor.shape != memory.shape:
+                tensor.data = memory
+            write_into(memory, value)
+            tensor.requires_grad_(requires_grad)
+
+
+def _has_values(one: object) -> bool:
+    """Of all that a module holds: a dense tensor, and no promise of one."""
+    if not isinstance(one, torch.Tensor) or nn.parameter.is_lazy(one):
+        return False
+    return one.layout == torch.strided and not one.is_meta
+
+
+@contextmanager
+def _generators_kept(device: torch.device) -> Iterator[None]:
+    """Those that train/seeds.py seeds."""
+    on_cuda = device.type == "cuda"
+    host, numpys, pythons = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    theirs = torch.cuda.get_rng_state(device) if on_cuda else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(host)
+        np.random.set_state(numpys)
+        random.setstate(pythons)
+        if theirs is not None:
+            torch.cuda.set_rng_state(theirs, device)
