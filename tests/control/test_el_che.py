@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 import random
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flodl_shm.control.convergence import NudgeDown, Stable
-from flodl_shm.control.el_che import ElChe, ElCheConfig, Phase, Reading
+from flodl_shm.control.el_che import ElCheConfig, Phase, Reading
 from flodl_shm.errors import BadConfig
 
-MS = 1_000_000
-RIG = (20 * MS, 40 * MS, 80 * MS)
+sys.path.insert(0, str(Path(__file__).parent))  # importlib mode puts no test folder there
 
-
-def balancer(world_size=3, anchor=10, **settings):
-    return ElChe(ElCheConfig(world_size, anchor, **settings))
-
-
-def reading(batches, cost, *, first=None, busy=None):
-    busy = batches * cost if busy is None else busy
-    return Reading(batches, busy, cost if first is None else first, (batches - 1) * cost, batches)
-
-
-def run(el_che, costs, windows=1, *, sync_ns=0, verdict=None):
-    """Whole windows at the planned counts; returns the last reason."""
-    living = [rank for rank, cost in enumerate(costs) if cost]
-    for _ in range(windows):
-        counts = el_che.counts(living)
-        readings = {rank: reading(counts[rank], costs[rank]) for rank in living}
-        reason = el_che.report(readings, sync_ns=sync_ns, living=living)
-        el_che.judge(verdict or Stable())
-    return reason
-
+from el_che_rig import MS, RIG, balancer, reading, run
 
 # ---- before anything is known ------------------------------------------------------------------
 
