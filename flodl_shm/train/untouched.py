@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -41,16 +41,14 @@ class _Snapshot:
     """Which modules, parameters and buffers there are, where they live, and their values."""
 
     def __init__(self, model: nn.Module) -> None:
-        tables = [
-            table
-            for module in model.modules()
-            for table in (module._parameters, module._buffers, module._modules)
+        self._tables = [
+            (table, dict(table)) for module in model.modules() for table in _tables(module)
         ]
-        self._tables = [(table, dict(table)) for table in tables]
-        held = {id(one): one for table in tables for one in table.values() if _has_values(one)}
+        held = {id(one): one for _, before in self._tables for one in before.values()}
         self._tensors = [
             (tensor, tensor.data, tensor.requires_grad, tensor.detach().to("cpu", copy=True))
             for tensor in held.values()
+            if isinstance(tensor, torch.Tensor) and _has_values(tensor)
         ]
 
     @torch.no_grad()
@@ -66,11 +64,15 @@ class _Snapshot:
             tensor.requires_grad_(requires_grad)
 
 
-def _has_values(one: object) -> bool:
-    """Of all that a module holds: a dense tensor, and no promise of one."""
-    if not isinstance(one, torch.Tensor) or nn.parameter.is_lazy(one):
-        return False
-    return one.layout == torch.strided and not one.is_meta
+def _tables(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    """Where a module keeps what it is made of, by name."""
+    return module._parameters, module._buffers, module._modules
+
+
+def _has_values(tensor: torch.Tensor) -> bool:
+    """A dense one, and no promise of one."""
+    is_promise = nn.parameter.is_lazy(tensor) or tensor.is_meta
+    return tensor.layout == torch.strided and not is_promise
 
 
 @contextmanager
