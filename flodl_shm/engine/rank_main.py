@@ -7,6 +7,7 @@ before it goes on its way to stderr and to the exit code.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -57,8 +58,8 @@ class RankEntry:
         from flodl_shm.engine.rank_session import Bridge, ShmSession
 
         session = ShmSession(ticket, self.block, socket.socket(fileno=fds[0]))
-        Bridge(self.block, ticket.row, self.lifeline).start()
         try:
+            Bridge(self.block, ticket.row, self.lifeline).start()
             _be(ticket, session)
         except SystemExit as stop:
             if stop.code in (None, 0):
@@ -79,9 +80,10 @@ def _be(ticket: Ticket, session: ShmSession) -> None:
 
     from flodl_shm.train import session as sessions
     from flodl_shm.train.handle import join_all
+    from flodl_shm.train.turnstile import Turnstile
 
     torch.set_num_threads(ticket.threads)
-    sessions.CURRENT = session
+    sessions.CURRENT = Turnstile(session)
     if ticket.earlier is not None:
         from flodl_shm.engine.self_launch import OneRun
 
@@ -107,7 +109,8 @@ def _fail(code: int) -> NoReturn:
     """End with `code`, soon: an exit handler may wait for ever for a process of the script."""
     last = threading.Timer(LAST_S, os._exit, (code & 0xFF,))
     last.daemon = True
-    last.start()
+    with contextlib.suppress(RuntimeError):  # no more threads: it may be just that which failed
+        last.start()
     raise SystemExit(code) from None
 
 

@@ -85,6 +85,7 @@ class GpuWorker:
         self._global_step = 0  # optimizer steps of all ranks at the last reduce
         self._idle_since = 0  # when the rank last had nothing to do but wait for an order
         self._evaluation: float | None = None
+        self.is_awaited = False  # others have been told that this rank takes part
         self.metrics: deque[EpochMetrics] = deque()  # for another thread to take from
         self._plan: Settled
         self._meeting: Meeting
@@ -132,6 +133,7 @@ class GpuWorker:
                 names=_words(layout),
             )
         )
+        self.is_awaited = True
 
     def _early_seed(self) -> int:
         """The settled seed, before the plan is: the session's word, the script's, the default."""

@@ -13,9 +13,9 @@ import threading
 import traceback
 from typing import TYPE_CHECKING
 
-from flodl_shm.errors import BadConfig
-
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from flodl_shm.control.messages import EpochMetrics
     from flodl_shm.train.gpu_worker import GpuWorker
     from flodl_shm.train.state import TrainedState
@@ -26,9 +26,9 @@ _open: list[Handle] = []  # started, and nobody has waited for their end
 class Handle:
     """One training under way. For use by one thread at a time."""
 
-    def __init__(self, worker: GpuWorker) -> None:
-        """Start it. A script that ends without `join` waits for it all the same."""
-        self._worker = worker
+    def __init__(self, worker: GpuWorker, train: Callable[[], TrainedState]) -> None:
+        """Start it: `train` runs the worker. A script that ends without `join` waits for it."""
+        self._worker, self._train = worker, train
         self._state: TrainedState | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="flodl-train")
@@ -75,18 +75,9 @@ class Handle:
 
     def _run(self) -> None:
         try:
-            self._state = self._worker.run()
+            self._state = self._train()
         except BaseException as error:  # for whoever joins: a thread has nobody above it
             self._error = error
-
-
-def refuse_another() -> None:
-    """A rank has one seat. Raises BadConfig while a training is under way in this process."""
-    if any(not handle.done for handle in _open):
-        raise BadConfig(
-            "a training that was started with start() is still under way here",
-            hint="Call join() on it before the next one.",
-        )
 
 
 def join_all() -> None:

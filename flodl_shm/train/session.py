@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flodl_shm.ids import Nanos, Rank, Round, Row
     from flodl_shm.train.reduce import Outcome
     from flodl_shm.train.state import TrainedState
+    from flodl_shm.train.turnstile import Turnstile
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,5 +109,5 @@ class OneRun(Protocol):
         """It is trained: end the script."""
 
 
-CURRENT: Session | None = None
+CURRENT: Turnstile | None = None
 ONE_RUN: OneRun | None = None

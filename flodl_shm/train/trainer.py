@@ -17,7 +17,7 @@ from flodl_shm.ids import Rank
 from flodl_shm.train import session as sessions
 from flodl_shm.train.data.source import as_source
 from flodl_shm.train.gpu_worker import GpuWorker
-from flodl_shm.train.handle import Handle, refuse_another
+from flodl_shm.train.handle import Handle
 from flodl_shm.train.job import Job
 from flodl_shm.train.lr import kind_of
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from flodl_shm.train.state import TrainedState
+    from flodl_shm.train.turnstile import Turnstile
 
 # Arguments of later versions. Refused, not ignored: a run without them is another run.
 LATER = (
@@ -165,22 +166,23 @@ class Trainer:
         """Train in the background, in a rank or alone: poll_metrics(), abort(), join()."""
         _refuse_while_imported_by_a_worker()
         if sessions.CURRENT is not None:
-            refuse_another()
-            return Handle(GpuWorker(self.job, sessions.CURRENT))
+            turnstile = sessions.CURRENT
+            worker = turnstile.enter(self.job)
+            return Handle(worker, lambda: turnstile.train(worker))
         from flodl_shm.cli.plain_python import refuse_to_launch
         from flodl_shm.train.solo import alone
 
         refuse_to_launch("start()")
-        return Handle(GpuWorker(self.job, alone()))
+        worker = GpuWorker(self.job, alone())
+        return Handle(worker, worker.run)
 
 
-def _run_as_rank(job: Job, session: sessions.Session) -> TrainedState:
-    refuse_another()
+def _run_as_rank(job: Job, turnstile: Turnstile) -> TrainedState:
     one = sessions.ONE_RUN
     state = one.answer() if one is not None else None
     if state is not None:
         return state
-    state = GpuWorker(job, session).run()
+    state = turnstile.train(turnstile.enter(job))
     if one is not None:
         one.leave(state)
     return state

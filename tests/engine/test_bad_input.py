@@ -155,6 +155,23 @@ def step(model, batch):
 train(train_step=step, epochs=1000)
 """,
     ),
+    "caught-and-run-again": raised(
+        "KeyError: 'caught'",
+        "train.py:5",
+        """\
+from base import *
+
+def step(model, batch):
+    if RANK == 1:
+        raise KeyError("caught")
+    return mse(model, batch)
+
+try:
+    train(train_step=step)
+except KeyError:
+    train()
+""",
+    ),
     "raises-after-the-training": raised(
         "RuntimeError: too late",
         "train.py:3",

@@ -16,6 +16,7 @@ from flodl_shm import Trainer
 from flodl_shm.control.messages import Finish, Ready
 from flodl_shm.errors import BadConfig
 from flodl_shm.train import session as sessions
+from flodl_shm.train.turnstile import Turnstile
 
 DATA = TensorDataset(torch.ones(8, 2))
 
@@ -109,7 +110,7 @@ def test_under_a_launcher_run_is_a_rank(monkeypatch):
     class Session:
         rank, row, world_size, device, seed, slow, link = 2, 5, 4, "cpu", None, (), Link()
 
-    monkeypatch.setattr(sessions, "CURRENT", Session())
+    monkeypatch.setattr(sessions, "CURRENT", Turnstile(Session()))
     assert trainer().run().status == "stopped"
     assert isinstance(sent[0], Ready)
     assert (sent[0].rank, sent[0].row) == (2, 5)
