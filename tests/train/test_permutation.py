@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flodl_shm.errors import WeBroke
+from flodl_shm.errors import HostUnfit, WeBroke
 from flodl_shm.train.data.permutation import permutation
 from flodl_shm.train.data.sampler import PickQueue
 
@@ -50,3 +50,9 @@ def test_no_spans_are_no_picks():
 def test_picks_that_do_not_exist_are_our_bug(spans, skip):
     with pytest.raises(WeBroke, match="in an epoch of 20 picks"):
         PickQueue(spans, np.arange(20), skip=skip)
+
+
+@pytest.mark.parametrize("picks", [2**50, 2**62])
+def test_an_epoch_no_memory_can_order_is_the_machines_fault(picks):
+    with pytest.raises(HostUnfit, match=f"no memory for the order of {picks} picks"):
+        permutation(picks, seed=0, epoch=0)

@@ -127,3 +127,10 @@ def test_a_batch_moves_as_a_whole():
     assert moved["p"].x.device.type == "meta"
     assert isinstance(moved["p"], Point)
     assert moved["n"] == 3
+
+
+def test_the_length_is_that_of_the_beginning():
+    samples = [1, 2, 3]
+    source = as_source(samples)
+    samples.append(4)
+    assert len(source) == 3

@@ -61,10 +61,11 @@ class _Mapped:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
+        self._length = len(dataset)  # picks are dealt by it: that it changes later must not count
         self._many = getattr(dataset, "__getitems__", None)
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return self._length
 
     def fetch(self, indices: NDArray[np.int64]) -> Any:
         wanted = indices.tolist()
