@@ -7,6 +7,7 @@ interrupted dies of the signal, so a shell loop stops too.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import traceback
@@ -75,7 +76,8 @@ def end_of(command: click.Command, argv: Sequence[str] | None, *, prog: str) -> 
 
 
 def _refused(sentence: str, code: int) -> int:
-    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody reads it: there is the exit code
+        print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
     return code
 
 

@@ -92,6 +92,8 @@ def settle(given: dict[str, Any], sources: dict[str, str]) -> RunConfig:
     summary = given["summary"]
     if summary is not None and not summary.absolute().parent.is_dir():
         raise BadConfig(f"--summary {summary}: there is no directory {summary.parent}")
+    if summary is not None and summary.is_dir():
+        raise BadConfig(f"--summary {summary} is a directory", hint="Name a file.")
     return RunConfig(
         ranks=len(devices),
         devices=devices,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -41,13 +42,16 @@ def report_end(host: Host, recorder: Recorder, end: End, *, last: bool = True) -
     if host.config.as_json and last:
         print(as_json(told).decode(), flush=True)
     if end.exit_code:
-        _show_failure(host, end)
+        with contextlib.suppress(OSError):  # nobody reads it: there is the exit code
+            _show_failure(host, end)
 
 
 def _show_failure(host: Host, end: End) -> None:
     """The first cause, last on the screen: one sentence, or the traceback of the user's code."""
     cause = first_error(host.errors)
     if cause is None:
+        for line in _last_words(host):
+            print(line, file=sys.stderr)
         print(f"error: {_cut(' '.join(end.reason.split()))}", file=sys.stderr)
     elif cause.cause == "exit":
         print(f"error: {_exit_sentence(cause)}", file=sys.stderr)
@@ -61,6 +65,12 @@ def _show_failure(host: Host, end: End) -> None:
         print(_cut(trace), file=sys.stderr)
         if len(trace) > SHOWN_CHARS:  # the end of a long message says neither what nor where
             print(f"{cause.kind}: {clip(cause.message)} ({cause.where()})", file=sys.stderr)
+
+
+def _last_words(host: Host) -> list[str]:
+    """Of a rank that failed and could not write why: what it has printed on stderr instead."""
+    failed = [death for death in host.dead.values() if death.user_error]
+    return list(host.members[failed[0].rank].last_words) if failed else []
 
 
 def _exit_sentence(cause: ErrorReport) -> str:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 SPAWN_LIMIT_NS = 120_000_000_000  # the first rank waits for the import of torch from a cold disk
 EXIT_CODES = (1, 2, 3, 4, 70)
+LAST_WORDS = 100  # lines of a rank's stderr: a traceback that found no file to go to
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class Member:
     backlog: deque[bytes] = field(default_factory=deque)  # orders its full ring did not take
     heard_at: Nanos = Nanos(0)
     gone: bool = False
+    last_words: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_WORDS))
 
 
 class Host:
@@ -279,6 +281,7 @@ class Host:
             printed = member.output.read()
             if member.gone:
                 printed += member.output.finish()
+            member.last_words.extend(line.text for line in printed if line.stream == "stderr")
             lines.extend(line.text for line in printed if self._is_shown(member.rank, line))
             self.faults.extend(member.output.take_warnings())
         return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
@@ -15,9 +16,11 @@ from flodl_shm.engine.host import Host
 from flodl_shm.engine.rank_main import RankEntry, preload
 from flodl_shm.engine.recorder import Recorder
 from flodl_shm.engine.runs import Runs
+from flodl_shm.engine.scarcity import scarcity_told
 from flodl_shm.engine.settings import SettingsFile
 from flodl_shm.engine.spawned import SpawnEntry, preload_nothing
 from flodl_shm.engine.view import open_view
+from flodl_shm.errors import BadConfig, HostUnfit
 from flodl_shm.ids import Nanos
 from flodl_shm.obs.journal import Journal
 from flodl_shm.obs.metrics import MetricsFile
@@ -29,6 +32,7 @@ from flodl_shm.proc.environment import RunFacts, threads_per_rank, usable_cores
 from flodl_shm.proc.fork_server import ForkServer
 from flodl_shm.proc.lifeline import Lifeline
 from flodl_shm.proc.signals import SignalPipe, die_of
+from flodl_shm.proc.standard_streams import fill_standard_streams
 from flodl_shm.proc.supervisor import Supervisor
 from flodl_shm.shm.control_block import ControlBlock
 from flodl_shm.shm.janitor import sweep
@@ -59,12 +63,15 @@ class Outcome:
     run_dir: RunDir
 
 
+@scarcity_told()
 def conduct(config: RunConfig) -> Outcome:
     """Run it, from the first file to the last process, and report its end on the screen.
 
     Raises as `launch` does.
     """
     started_at = Nanos(time.monotonic_ns())
+    fill_standard_streams()  # before anything is opened, or it would be taken for one of them
+    _check_place(config)
     swept = sweep()
     run_dir = RunDir.create(config.run_root, ranks=config.ranks, name=config.name)
     signals = SignalPipe()
@@ -96,6 +103,24 @@ def conduct(config: RunConfig) -> Outcome:
     finally:
         signals.restore()
         lifeline.close()
+
+
+def _check_place(config: RunConfig) -> None:
+    """Refuse a current directory that is gone, and names that no message can carry."""
+    try:
+        here = os.getcwd()
+    except OSError as error:
+        raise HostUnfit(
+            f"the current directory cannot be used: {error.strerror}", hint="Change to another."
+        ) from None
+    for name in (here, str(config.run_root), str(config.script or ""), *config.script_args):
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise BadConfig(
+                f"{name!a} is no UTF-8",
+                hint="Names of files and a script's arguments travel to the ranks as text.",
+            ) from None
 
 
 def _drive(host: Host, recorder: Recorder, signals: SignalPipe, server: ForkServer) -> Outcome:

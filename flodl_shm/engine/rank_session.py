@@ -17,7 +17,7 @@ import msgspec
 
 from flodl_shm.control import messages
 from flodl_shm.engine.ticket import ArenaShape
-from flodl_shm.errors import PeersLost, WeBroke
+from flodl_shm.errors import HostUnfit, PeersLost, WeBroke
 from flodl_shm.gpu.pinning import pin
 from flodl_shm.ids import Row
 from flodl_shm.proc import parcel
@@ -154,8 +154,14 @@ class Bridge:
         self._thread = threading.Thread(target=self._run, name="flodl-bridge", daemon=True)
 
     def start(self) -> None:
-        """Begin to beat."""
-        self._thread.start()
+        """Begin to beat. Raises HostUnfit where no thread is to be had."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise HostUnfit(
+                f"a rank cannot have its second thread: {error}",
+                hint="Raise ulimit -u, or the container's limit of processes.",
+            ) from None
 
     def _run(self) -> None:
         import select

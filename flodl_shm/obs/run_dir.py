@@ -53,6 +53,12 @@ class RunDir:
         name = name or f"{secrets.choice(FIRST)}-{secrets.choice(SECOND)}"
         # Absolute: a rank may change its working directory.
         root = root.absolute()
+        latest = root / LATEST
+        if latest.is_dir() and not latest.is_symlink():
+            raise HostUnfit(
+                f"{latest} is a directory, where the link to the newest run belongs",
+                hint="Rename it, or choose another place with --run-dir DIR.",
+            )
         try:
             root.mkdir(parents=True, exist_ok=True)
             path = _make_unused(root, f"{time.strftime('%Y%m%d-%H%M%S')}-{name}")

@@ -78,6 +78,7 @@ def write_error(
         if first is not None and first.pid == os.getpid() and first.row == row:
             return None
         report = _describe(error, cause=cause, seat=(rank, row), recent=recent)
+        path.parent.mkdir(parents=True, exist_ok=True)  # the script may have tidied up
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_bytes(msgspec.json.encode(report))
         temporary.replace(path)

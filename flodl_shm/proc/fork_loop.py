@@ -101,7 +101,10 @@ def _serve(charter: Charter) -> int:
         error = traceback.format_exc()
     preload_ns = time.monotonic_ns() - began
     ready = Ready(pid=os.getpid(), threads=own_threads(), preload_ns=preload_ns, error=error)
-    parcel.send(charter.sock, ready)
+    try:
+        parcel.send(charter.sock, ready)
+    except ConnectionError:  # the launcher has failed meanwhile, and says why
+        return 1
     if error:
         return 1
     # Or a collection in a rank would write to, and so copy, every page of the preload. None comes

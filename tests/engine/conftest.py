@@ -167,6 +167,15 @@ class Launches:
             return self._pool.submit(run_command, place, command, env)
         return self._pool.submit(self._run, place, words, env)
 
+    def shell(self, name: str, line: str, *, files: dict[str, str] | None = None) -> Future[Ended]:
+        """Run a line of shell beside `files`; in it "$@" is `python -m flodl_shm.run`."""
+        place = self._root / name
+        place.mkdir()
+        for file, text in {"base.py": BASE, **(files or {})}.items():
+            (place / file).write_text(text)
+        command = ("/bin/sh", "-c", line, "sh", sys.executable, "-m", "flodl_shm.run")
+        return self._pool.submit(run_command, place, command, self.environment(place))
+
     def close(self) -> None:
         """Wait for all of them."""
         self._pool.shutdown()
