@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from flodl_shm.obs.run_dir import find_run, last_of
-from flodl_shm.obs.words import clip, duration, number, percent
+from flodl_shm.obs.words import clip, duration, fraction, number, percent, rate
 from flodl_shm.proc.procfs import descends
 
 if TYPE_CHECKING:
@@ -151,8 +151,11 @@ def _progress(told: dict[str, Any]) -> str:
     if told["progress"] is not None:
         parts.append(f"{told['picks']} of {told['picks_planned']} picks")
         parts.append(percent(told["progress"]))
-    parts.append(f"{number(told['picks_per_s'])} picks/s")
-    parts += [f"{name} {number(told[name])}" for name in ("loss", "he") if told[name] is not None]
+    parts.append(f"{rate(told['picks_per_s'])} picks/s")
+    if told["loss"] is not None:
+        parts.append(f"loss {number(told['loss'])}")
+    if told["he"] is not None:
+        parts.append(f"he {fraction(told['he'])}")
     if told["last_commit_age_s"] is not None:
         parts.append(f"last commit {duration(told['last_commit_age_s'])} ago")
     if told["left_s"] is not None:

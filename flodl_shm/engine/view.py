@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TextIO
 
+from flodl_shm.ids import Rank
 from flodl_shm.obs.progress import Progress, View
 
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ def open_view(config: RunConfig, tally: Tally, stream: TextIO) -> Progress:
         colour=config.plain != NO_COLOUR,
         quiet=config.quiet,
         verbose=config.verbose,
+        beside=[
+            " ".join(f"slow {one}" for one in config.slow_of(Rank(rank)))
+            for rank in range(config.ranks)
+        ],
     )
     progress = Progress(tally, stream, view)
     if why and not config.quiet:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from flodl_shm.obs.words import duration, number, percent
+from flodl_shm.obs.words import duration, fraction, number, percent, rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -85,14 +85,14 @@ def _ranks(tally: Tally, standing: Standing, width: int, most: int) -> Iterable[
 def _rank(tally: Tally, number_: Rank, rank: RankTally, idle: float, room: int) -> Text:
     device = rank.device[:room]
     if rank.is_dead:
-        rate, style = "lost", "red"
+        speed, style = "lost", "red"
     elif rank.finished is not None:
-        rate, style = "done", ""
+        speed, style = "done", ""
     else:
-        rate, style = f"{number(rank.rate)}/s", ""
+        speed, style = f"{rate(rank.rate or None)}/s", ""
     return _row(
         f"{number_:>4} {device:<{room}} {percent(tally.share(number_)):>5} "
-        f"{rank.window_batches:>6} {percent(idle):>5} {rate:>8}",
+        f"{rank.window_batches:>6} {percent(idle):>5} {speed:>8}",
         style,
     )
 
@@ -100,16 +100,17 @@ def _rank(tally: Tally, number_: Rank, rank: RankTally, idle: float, room: int) 
 def _figures(tally: Tally) -> Text:
     commit, efficiency = tally.last_commit, tally.efficiency()
     assert commit is not None
-    parts = [f"reduce {commit.round}", f"{number(tally.picks_per_s)} picks/s"]
+    parts = [f"reduce {commit.round}", f"{rate(tally.picks_per_s)} picks/s"]
     if commit.loss is not None:
         parts.append(f"loss {number(commit.loss)}")
-    parts.append(f"he {number(efficiency.he)}")
+    parts.append(f"he {fraction(efficiency.he)}")
     return Text("  ".join(parts))
 
 
 def _waste(tally: Tally) -> Text:
     waste = tally.efficiency().waste
-    return Text("  ".join(f"{name} {100 * part:.1f}%" for name, part in waste.items()), "dim")
+    parts = "  ".join(f"{name} {100 * part:.1f}%" for name, part in waste.items())
+    return Text(f"waste: {parts}", "dim")
 
 
 def _row(text: str, style: str = "") -> Text:

@@ -18,10 +18,10 @@ import msgspec
 from flodl_shm.control.messages import Died, EpochClosed, Evaluated, Note
 from flodl_shm.obs.metrics import epoch_figures
 from flodl_shm.obs.profile import profile_lines
-from flodl_shm.obs.words import clip, duration, number, percent, ratio
+from flodl_shm.obs.words import clip, duration, fraction, number, percent, rate, ratio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from flodl_shm.control.messages import Message
@@ -42,6 +42,7 @@ class View:
     quiet: bool = False  # nothing but alerts and the end's result
     verbose: int = 0  # 1: every decision when it changes
     every_ns: int = EVERY_NS
+    beside: Sequence[str] = ()  # for each rank, what stands beside its device in the start block
     clock: Callable[[], str] = lambda: time.strftime("%H:%M:%S")
 
 
@@ -76,8 +77,9 @@ class Progress:
         if self._view.quiet:
             return
         self._plain(f"flodl {run_id}: {facts.workload}, backend {facts.backend}")
+        beside = dict(enumerate(self._view.beside))
         for rank, device in enumerate(facts.devices):
-            self._plain(f"  rank {rank}  {device}")
+            self._plain(f"  rank {rank}  {device}  {beside.get(rank, '')}".rstrip())
         self._plain(f"  files  {path}")
 
     def feed(self, message: Message, now: Nanos) -> None:
@@ -150,11 +152,11 @@ class Progress:
         tally = self._tally
         parts = [
             f"epoch {epoch.epoch} done",
-            f"loss {number(epoch.loss)}",
+            f"loss {_loss(epoch)}",
             f"picks {epoch.picks}",
-            f"{number(tally.picks_per_s)} picks/s",
+            f"so far {rate(tally.picks_per_s)} picks/s",  # the rest is of the training up to here
             f"shares {self._shares()}",
-            f"he {number(tally.efficiency().he)}",
+            f"he {fraction(tally.efficiency().he)}",
         ]
         if epoch.duplicated or epoch.missing:
             parts.append(f"{epoch.duplicated} DUPLICATED, {epoch.missing} MISSING")
@@ -173,11 +175,13 @@ class Progress:
         """Where the run is, in one line: reduce, epoch, speed, idle, loss, what is left."""
         tally, commit = self._tally, self._tally.last_commit
         assert commit is not None  # tick() asks only after a commit
+        if not tally.picks:
+            return "training begins"
         idle = ", ".join(percent(part) for part in self._idle())
         parts = [
             f"reduce {commit.round}",
             f"epoch {commit.epoch} {percent(self._done_part(commit.epoch))}",
-            f"{number(tally.picks_per_s)} picks/s",
+            f"{rate(tally.picks_per_s)} picks/s",
             f"idle {idle}",
         ]
         if commit.loss is not None:
@@ -206,19 +210,19 @@ class Progress:
         efficiency = tally.efficiency()
         lines = [f"{status}{why}"]
         if tally.epochs and not self._view.quiet:
-            losses = " ".join(number(epoch.loss) for epoch in tally.epochs)
+            losses = " ".join(_loss(epoch) for epoch in tally.epochs)
             lines.append(f"  loss per epoch  {losses}")
         if tally.picks and not self._view.quiet:
             lines.append(
                 f"  {tally.picks} picks in {duration(tally.train_ns / 1e9)}, "
-                f"{number(tally.picks_per_s)} picks/s, {len(tally.reduces_ns)} reduces"
+                f"{rate(tally.picks_per_s)} picks/s, {len(tally.reduces_ns)} reduces"
             )
             lines.append(
                 f"  shares {self._shares()}   idle {', '.join(map(percent, self._idle()))}"
             )
             lines.append(
-                f"  he {number(efficiency.he)}   a barrier after every batch would reach "
-                f"{number(efficiency.sync_bound)}"
+                f"  he {fraction(efficiency.he)}   a barrier after every batch would reach "
+                f"{fraction(efficiency.sync_bound)}"
             )
         lines.append(f"  summary {path / 'summary.json'}")
         return lines
@@ -315,3 +319,8 @@ class Progress:
         except (OSError, ValueError):
             self._view = View(mode="none", quiet=True)
             self._blind, self._screen = True, None
+
+
+def _loss(epoch: EpochClosed) -> str:
+    """The mean over batches with a finite loss; nan where none had one."""
+    return "nan" if epoch.loss is None and epoch.picks else number(epoch.loss)

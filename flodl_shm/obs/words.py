@@ -17,6 +17,18 @@ def number(value: float | None) -> str:
     return f"{value:.4g}"
 
 
+def rate(value: float | None) -> str:
+    """Something per second: whole from 100 on, three digits below."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def fraction(part: float | None) -> str:
+    """A part of 1 with two digits, as `he` is shown."""
+    return "-" if part is None else f"{part:.2f}"
+
+
 def percent(part: float) -> str:
     """A fraction as whole percent."""
     return f"{100 * part:.0f}%"

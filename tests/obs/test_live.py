@@ -74,8 +74,8 @@ def test_the_region_shows_every_figure(feed):
         "rank device share window  idle     rate",
         "   0 cpu      67%      4    5%    100/s",
         "   1 cpu      33%      2    5%     50/s",
-        "reduce 4  135.3 picks/s  loss 2  he 0.9023",
-        "barrier 0.0%  dispatch 3.0%  reduce 4.5%  data 2.3%  lost 0.0%",
+        "reduce 4  135 picks/s  loss 2  he 0.90",
+        "waste: barrier 0.0%  dispatch 3.0%  reduce 4.5%  data 2.3%  lost 0.0%",
     ]
 
 

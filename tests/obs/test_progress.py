@@ -40,14 +40,14 @@ def test_the_plain_view_of_a_run(feed):
         "  rank 0  cpu",
         "  rank 1  cpu",
         "  files  runs/one",
-        "14:22:05 reduce 2  epoch 0 50%  147.1 picks/s  idle 0%, 0%  loss 2  about 0.1 s left",
-        "14:22:05 epoch 0 done  loss 1.5  picks 30  145.6 picks/s  shares 2 : 1  he 0.9709",
+        "14:22:05 reduce 2  epoch 0 50%  147 picks/s  idle 0%, 0%  loss 2  about 0.1 s left",
+        "14:22:05 epoch 0 done  loss 1.5  picks 30  so far 146 picks/s  shares 2 : 1  he 0.97",
         "14:22:05 rank 1 lost",
         "ok",
         "  loss per epoch  1.5",
-        "  30 picks in 0.2 s, 145.6 picks/s, 3 reduces",
+        "  30 picks in 0.2 s, 146 picks/s, 3 reduces",
         "  shares 2 : 1   idle 1%, 1%",
-        "  he 0.9709   a barrier after every batch would reach 0.6667",
+        "  he 0.97   a barrier after every batch would reach 0.67",
         "  summary runs/one/summary.json",
     ]
 
@@ -121,3 +121,30 @@ def test_no_progress_still_shows_what_the_script_prints(feed):
     progress.say("of the launcher")
     progress.pass_on("[r0] of the script")
     assert screen.getvalue() == "[r0] of the script\n"
+
+
+def test_before_anything_is_trained_there_are_no_figures_to_show(feed):
+    screen = io.StringIO()
+    progress = Progress(feed.tally, screen, View(clock=lambda: "14:22:05"))
+    feed.form()
+    progress.tick(Nanos(feed.now))
+    assert screen.getvalue() == "14:22:05 training begins\n"
+
+
+def test_a_loss_that_was_never_finite_is_nan_not_unknown(feed):
+    screen = io.StringIO()
+    progress = Progress(feed.tally, screen, View(clock=lambda: "14:22:05"))
+    feed.form()
+    feed.window({0: 10, 1: 5}, {0: 10, 1: 20}, loss=2.0)
+    feed.close(picks=30, loss=None)
+    progress.feed(EpochClosed(0, 30, 30, 0, 0, 1, None), Nanos(feed.now))
+    feed.finish()
+    progress.end(summary(feed.tally, now=Nanos(feed.now)), RUN)
+    assert "epoch 0 done  loss nan  picks 30" in screen.getvalue()
+    assert "loss per epoch  nan" in screen.getvalue()
+
+
+def test_what_stands_beside_a_device(feed):
+    screen = io.StringIO()
+    Progress(feed.tally, screen, View(beside=("", "slow 1:2.5"))).start("one", RUN)
+    assert screen.getvalue().splitlines()[1:3] == ["  rank 0  cpu", "  rank 1  cpu  slow 1:2.5"]
