@@ -58,7 +58,7 @@ def _named(ranks: str | None, devices: str, gpus: int) -> tuple[str, ...]:
 
 
 def _count(ranks: str | None) -> int:
-    count = parse_whole(ranks or "", "--ranks")
+    count = parse_whole(ranks or "", "--ranks", "Give a number, or auto, gpu or cpu.")
     if not 1 <= count <= MAX_RANKS:
         raise BadConfig(f"--ranks {count}: between 1 and {MAX_RANKS} ranks can run")
     return count

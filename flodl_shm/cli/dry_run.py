@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flodl_shm.engine.settings import as_options, settings
+from flodl_shm.engine.settings import SCRIPT_OR_DEFAULT, as_options, settings
 from flodl_shm.ids import Rank
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ def as_text(config: RunConfig) -> str:
         lines.append(f"  rank {rank}  {device}  {slow}".rstrip())
     lines.append("")
     for name, (value, source) in settings(config).items():
-        lines.append(f"  {name:<16} {_shown(value):<24} {source}".rstrip())
+        said = "default, unless the script says it" if source == SCRIPT_OR_DEFAULT else source
+        lines.append(f"  {name:<16} {_shown(value):<24} {said}".rstrip())
     return "\n".join(lines)
 
 

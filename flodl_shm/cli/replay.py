@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SHOWN = 400  # characters of a message: a grant with many spans is no line for a screen
 
 
-@click.command("replay")
+@click.command("replay", short_help="Step a run's journal again: the same decisions?")
 @click.option("--json", "as_json", is_flag=True, help="One object on stdout.")
 @click.argument("path", metavar="JOURNAL|RUN_DIR", type=click.Path(path_type=Path))
 def replay_command(as_json: bool, path: Path) -> int:

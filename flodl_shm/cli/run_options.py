@@ -238,8 +238,16 @@ OPTIONS: tuple[RunOption, ...] = (
         section=OUTPUT,
         help="Print the summary (or the dry run) on stdout as one object.",
     ),
-    working("-q", "--quiet", is_flag=True, section=OUTPUT, help="Only what went wrong."),
-    working("-v", "--verbose", count=True, section=OUTPUT, help="Every decision, when it changes."),
+    working(
+        "-q", "--quiet", is_flag=True, section=OUTPUT, help="Only what went wrong and how it ended."
+    ),
+    working(
+        "-v",
+        "--verbose",
+        count=True,
+        section=OUTPUT,
+        help="Every decision, when it changes; at the end where each rank's time went.",
+    ),
     later("--lr-scale", metavar="X", does="Scale the learning rate with the world."),
     later("--max-overshoot", metavar="N", does="Batches beyond the window, under async."),
     later("--async-apply", metavar="delta|easgd", does="How an async rank takes the mean."),

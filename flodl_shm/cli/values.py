@@ -48,12 +48,12 @@ def parse_speed_hint(word: str) -> tuple[Rank, float]:
     return Rank(int(rank)), _float(times)
 
 
-def parse_whole(word: str, flag: str) -> int:
+def parse_whole(word: str, flag: str, hint: str = "") -> int:
     """A whole number."""
     try:
         return int(word)
     except ValueError:
-        raise BadConfig(f"{flag} {word!r} is no whole number") from None
+        raise BadConfig(f"{flag} {word!r} is no whole number", hint=hint) from None
 
 
 def _one_slow(word: str) -> Slow:
