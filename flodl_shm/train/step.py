@@ -144,7 +144,8 @@ def _where(function: Callable[..., Any]) -> str:
     name = getattr(function, "__qualname__", type(function).__name__)
     code = getattr(function, "__code__", None)
     place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
-    return f"train_step {name}{place}"
+    said = "train_step" if name == "train_step" else f"train_step {name}"
+    return f"{said}{place}"
 
 
 def _fault(loss: object) -> str:
