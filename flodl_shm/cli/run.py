@@ -51,6 +51,7 @@ Examples: `python -m flodl_shm.run --ranks 2 train.py`; with the second rank 2.5
 
 @click.command(
     "run",
+    short_help="Train a script, or a built-in workload, on several ranks.",
     cls=SectionedCommand,
     params=list(OPTIONS),
     epilog=EPILOG,
