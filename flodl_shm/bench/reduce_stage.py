@@ -44,6 +44,7 @@ class Stage:
         self.reps = reps
         plan = plan_arena(params=floats, buffers=0, slots=ranks, rows=ranks)
         self.segment = Segment.create(plan.size, purpose="bench-arena")
+        self.segment.ask_for_huge_pages()
         self.cells_memory = Segment.create(4096 * (1 + ranks), purpose="bench-cells")
         cells = self.cells_memory.view.cast("Q")
         bells = [Doorbell.create(cells, 8 * rank) for rank in range(ranks)]

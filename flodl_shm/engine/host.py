@@ -155,6 +155,7 @@ class Host:
             params=order.params, buffers=order.buffers, slots=self.config.ranks, rows=rows
         )
         segment = Segment.create(shape.size, purpose="arena")
+        segment.ask_for_huge_pages()
         self.arena = Arena(segment, shape, self.block.bells)
         for member in self.members.values():
             if member.gone:

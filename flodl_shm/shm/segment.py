@@ -16,6 +16,7 @@ import posix_ipc
 
 from flodl_shm.errors import HostUnfit, PeerBroke, WeBroke
 from flodl_shm.shm.free_memory import FreeMemory, largest_files, survey
+from flodl_shm.shm.huge_pages import LEAST_BYTES, AlignedMap
 from flodl_shm.shm.janitor import create_exclusive, uid_lock
 
 if TYPE_CHECKING:
@@ -40,8 +41,13 @@ class Segment:
         self.fd = fd
         self.size = size
         self.kind: Kind = kind
-        self._map = mmap.mmap(fd, size)
-        self.view = memoryview(self._map)
+        self._map: mmap.mmap | AlignedMap
+        if size >= LEAST_BYTES:
+            self._map = AlignedMap(fd, size)
+            self.view = self._map.view
+        else:
+            self._map = mmap.mmap(fd, size)
+            self.view = memoryview(self._map)
 
     @classmethod
     def create(
@@ -91,6 +97,10 @@ class Segment:
         except BaseException:
             os.close(fd)
             raise
+
+    def ask_for_huge_pages(self) -> bool:
+        """Whether the kernel has put huge pages under it; the creator asks, before others map."""
+        return isinstance(self._map, AlignedMap) and self._map.collapse()
 
     def prefault(self) -> None:
         """Map every page into this process now, without changing a byte."""
