@@ -1,6 +1,7 @@
 """The command line's front door: one group of commands, and how each ends.
 
-click's own ending is not used: it turns Ctrl-C into exit 1 and usage errors into three lines.
+click's own ending is not used: it turns Ctrl-C, and a reader that went away, into exit 1, and
+usage errors into three lines.
 Here every error is one sentence on stderr, with the exit code of its class, and a command that is
 interrupted dies of the signal, so a shell loop stops too.
 """
@@ -53,7 +54,7 @@ def main_run(argv: Sequence[str] | None = None) -> int:
 def end_of(command: click.Command, argv: Sequence[str] | None, *, prog: str) -> int:
     """Run one command and turn however it ends into an exit code and at most one sentence."""
     try:
-        code = command.main(args=argv, prog_name=prog, standalone_mode=False)
+        code = _run(command, sys.argv[1:] if argv is None else argv, prog)
     except click.exceptions.NoArgsIsHelpError as usage:
         print(usage.format_message(), file=sys.stderr)
         return BadConfig.exit_code
@@ -73,6 +74,15 @@ def end_of(command: click.Command, argv: Sequence[str] | None, *, prog: str) -> 
         traceback.print_exc()
         return _refused(f"this is our bug, please report it: {error!r}", FlodlError.exit_code)
     return code if isinstance(code, int) else 0
+
+
+def _run(command: click.Command, argv: Sequence[str], prog: str) -> object:
+    """As click's own main does, which turns a reader that went away into exit 1 as well."""
+    try:
+        with command.make_context(prog, list(argv)) as context:
+            return command.invoke(context)
+    except click.exceptions.Exit as end:  # of --help and --version
+        return end.exit_code
 
 
 def _refused(sentence: str, code: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import subprocess
@@ -59,7 +60,11 @@ def test_our_bug_shows_its_traceback_and_the_users_mistake_does_not(capsys):
 
 @pytest.mark.parametrize(
     ("raised", "number"),
-    [(KeyboardInterrupt(), signal.SIGINT), (BrokenPipeError(), signal.SIGPIPE)],
+    [
+        (KeyboardInterrupt(), signal.SIGINT),
+        (BrokenPipeError(), signal.SIGPIPE),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), signal.SIGPIPE),  # click catches this one
+    ],
 )
 def test_an_interrupted_command_dies_of_the_signal(monkeypatch, raised, number):
     died = []
