@@ -151,8 +151,9 @@ def _check_data(plan: Settled) -> None:
     sizes = " + ".join(str(size) for size in plan.batch_sizes)
     if len(set(plan.batch_sizes)) == 1:
         sizes = f"{plan.world_size} ranks x batch size {plan.batch_sizes[0]}"
+    augmented = f" ({plan.picks} with --augment {plan.augment})" if plan.augment > 1 else ""
     raise BadConfig(
-        f"the dataset has {plan.picks} samples, fewer than {sizes} = {need}",
+        f"the dataset has {plan.samples} samples{augmented}, fewer than {sizes} = {need}",
         hint="Use a smaller --batch-size or fewer --ranks.",
     )
 

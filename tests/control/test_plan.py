@@ -85,3 +85,7 @@ def test_too_little_data_is_told_with_its_numbers() -> None:
         settle(Wishes(), Wishes(), world_size=2, samples=0)
     with pytest.raises(BadConfig, match="63 samples, fewer than 2 ranks x batch size 32 = 64"):
         settle(Wishes(), Wishes(), world_size=2, samples=63)
+    with pytest.raises(
+        BadConfig, match=r"has 21 samples \(63 with --augment 3\), fewer than 2 ranks"
+    ):
+        settle(Wishes(augment=3), Wishes(), world_size=2, samples=21)
