@@ -9,6 +9,7 @@ interrupted dies of the signal, so a shell loop stops too.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import traceback
@@ -25,6 +26,7 @@ from flodl_shm.errors import BadConfig, FlodlError, WeBroke
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import TextIO
 
 
 @click.group(context_settings={"max_content_width": 100})
@@ -53,6 +55,27 @@ def main_run(argv: Sequence[str] | None = None) -> int:
 
 def end_of(command: click.Command, argv: Sequence[str] | None, *, prog: str) -> int:
     """Run one command and turn however it ends into an exit code and at most one sentence."""
+    code = _code_of(command, argv, prog)
+    for stream in (sys.stdout, sys.stderr):
+        _let_go(stream)
+    return code
+
+
+def _let_go(stream: TextIO | None) -> None:
+    """Flush; what a full disk does not take is dropped, or the interpreter's own flush at the
+    end of the process would fail on it again and replace our exit code by 120."""
+    if stream is None:
+        return
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):  # closed: nothing is left to flush
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+
+
+def _code_of(command: click.Command, argv: Sequence[str] | None, prog: str) -> int:
     try:
         code = _run(command, sys.argv[1:] if argv is None else argv, prog)
     except click.exceptions.NoArgsIsHelpError as usage:

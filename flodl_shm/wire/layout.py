@@ -24,6 +24,10 @@ CELL = 8  # bytes of one cell: an aligned u64 or f64
 LINE = 64  # bytes of a cache line: cells of different writers never share one
 PAGE = 4096
 FLOAT = 4
+# Slots whose distance is a large power of two meet in the same cache sets and memory banks at
+# every block: two of 256 MiB were averaged in 1.10 to 1.26 of a plain copy, in 0.82 to 0.85 so.
+STAGGER = 17 * PAGE
+STAGGERED_FROM = 1 << 20  # smaller replicas stay in the caches whole
 ALIGN = LINE // FLOAT  # floats: every tensor begins on its own cache line
 
 # 256 KiB: three of them (two sources and the redo block) stay in a 1 MiB L2. Blocks of 64 KiB
@@ -163,7 +167,7 @@ class ArenaMap:
         row 0 ..        ROW_BYTES each: the cells above
         shard 0 ..      one per slot, shard_bytes each: the cells above
         redo 0 ..       one per slot, redo_bytes each, page-aligned: one block
-        slot 0 ..       slot_bytes each, page-aligned: one replica
+        slot 0 ..       slot_bytes each, page-aligned: one replica (and a stagger)
 
     A shard belongs to the slot of the contributor that owns it. Everything begins as zeros.
     """
@@ -208,6 +212,8 @@ def plan_arena(*, params: int, buffers: int, slots: int, rows: int) -> ArenaMap:
     redo_bytes = _up(grid.block_floats * FLOAT, PAGE)
     slots_at = redo_at + slots * redo_bytes
     slot_bytes = _up(max(grid.floats, 1) * FLOAT, PAGE)
+    if slot_bytes >= STAGGERED_FROM:
+        slot_bytes += STAGGER
     return ArenaMap(
         grid=grid,
         slots=slots,
