@@ -25,8 +25,8 @@ LINE = 64  # bytes of a cache line: cells of different writers never share one
 PAGE = 4096
 FLOAT = 4
 # Slots whose distance is a large power of two meet in the same cache sets and memory banks at
-# every block: two of 256 MiB were averaged in 1.10 to 1.26 of a plain copy, in 0.82 to 0.85 so.
-STAGGER = 17 * PAGE
+# every block: two of 256 MiB were averaged in 1.02 to 1.26 of a plain copy, in 0.77 to 0.85 so.
+STAGGER = 33 * PAGE
 STAGGERED_FROM = 1 << 20  # smaller replicas stay in the caches whole
 ALIGN = LINE // FLOAT  # floats: every tensor begins on its own cache line
 
