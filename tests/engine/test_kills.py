@@ -119,7 +119,10 @@ def assert_nothing_left(tmp_path: Path, before: set[str], within_s: float = 2.0)
     raise AssertionError(f"left: {processes_of(str(tmp_path))} {shm_names() - before}")
 
 
-@pytest.mark.parametrize("after_s", [0.05, 0.3, 0.8, "pid", "pid+", "commit", "commit+"])
+MOMENTS = (0.05, 0.3, 0.8, "pid", "pid+", "pid++", "commit", "commit+", "commit++", "commit+++")
+
+
+@pytest.mark.parametrize("after_s", MOMENTS)
 def test_a_killed_launcher_leaves_nothing(tmp_path: Path, after_s: float | str) -> None:
     before = shm_names()
     process = start(tmp_path, *PACED, "--picks", "100000")
@@ -130,8 +133,7 @@ def test_a_killed_launcher_leaves_nothing(tmp_path: Path, after_s: float | str) 
             await_file(tmp_path, "runs/2*/ranks/rank1/pid")
         else:
             await_commit(tmp_path)
-        if str(after_s).endswith("+"):
-            time.sleep(0.37)
+        time.sleep(0.37 * str(after_s).count("+"))
         process.kill()
         process.wait(10)
         assert_nothing_left(tmp_path, before)
