@@ -28,6 +28,10 @@ DEFAULTS = Wishes(
     augment=1,
     eval_every=0,
 )
+COUNTS = ("epochs", "batch_size", "anchor", "max_anchor", "augment", "max_batch_diff", "eval_every")
+LARGEST_COUNT = 2**31 - 1  # nobody means more, and products of two still fit a message
+LARGEST_WHOLE = 2**63 - 1  # what a message can carry
+LONGEST_STEP_MS = 1e9  # eleven days; the longest sleep there is lies somewhere above
 RATIO_SLACK = 1e-3  # of the sum of ratios: 0.33 three times is meant as thirds
 
 
@@ -58,6 +62,9 @@ def check(wishes: Wishes) -> None:
     for size in _sizes(wishes.batch_size):
         if size < 1:
             raise BadConfig(f"batch_size is {size}", hint="It must be at least 1.")
+    for name in COUNTS:
+        if max(_sizes(getattr(wishes, name)), default=0) > LARGEST_COUNT:
+            raise BadConfig(f"{name} is {getattr(wishes, name)}", hint=f"{LARGEST_COUNT} at most.")
     for name in ("max_batch_diff", "eval_every"):
         value = getattr(wishes, name)
         if value is not None and value < 0:
@@ -145,6 +152,10 @@ def _check_ranks(plan: Settled) -> None:
 def _check_data(plan: Settled) -> None:
     if plan.samples == 0:
         raise BadConfig("the dataset is empty", hint="Give it at least one batch for each rank.")
+    if plan.picks > LARGEST_WHOLE:
+        raise BadConfig(
+            f"an epoch of {plan.samples} samples x --augment {plan.augment} has too many picks"
+        )
     need = sum(plan.batch_sizes)
     if plan.picks >= need:
         return

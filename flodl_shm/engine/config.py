@@ -28,6 +28,7 @@ STARTS = ("fork", "spawn")
 PROGRESS_MODES = ("auto", "live", "line", "json", "none")
 SHOWN_RANKS = ("0", "all", "errors")
 MAX_RANKS = 256  # far above one host; a slip of the keyboard must not fork ten thousand processes
+SLOWEST = 1e6  # as a factor: a step of a millisecond takes a quarter of an hour
 LARGEST_SEED = 2**63 - 1  # torch.manual_seed takes no more
 DEVICE = re.compile(r"cpu|cuda:\d+")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # becomes a part of a directory's name
@@ -59,10 +60,10 @@ class Slow:
     def __post_init__(self) -> None:
         if self.rank < 0:
             raise BadConfig(f"--slow names rank {self.rank}, but ranks count from 0")
-        if not (math.isfinite(self.factor) and self.factor >= 1):
+        if not 1 <= self.factor <= SLOWEST:  # which nan is neither
             raise BadConfig(
                 f"--slow {self.rank}:{self.factor:g}: a factor is at least 1",
-                hint="2 makes a rank take twice as long.",
+                hint=f"2 makes a rank take twice as long; it is {SLOWEST:g} at most.",
             )
         if self.from_epoch < 0:
             raise BadConfig(f"--slow {self}: epochs count from 0")
@@ -197,8 +198,11 @@ class RunConfig:
             count = len(value) if isinstance(value, tuple) else 1
             raise BadConfig(f"--step-ms has {count} entries for {self.ranks} ranks")
         for step_ms in value:
-            if not (math.isfinite(step_ms) and step_ms > 0):
-                raise BadConfig(f"--step-ms {step_ms:g}: a step takes more than 0 ms")
+            if not 0 < step_ms <= plan.LONGEST_STEP_MS:  # which nan is neither
+                raise BadConfig(
+                    f"--step-ms {step_ms:g}: a step takes more than 0 ms",
+                    hint=f"And {plan.LONGEST_STEP_MS:g} ms at most.",
+                )
 
     def _check_slow(self) -> None:
         seen = set()

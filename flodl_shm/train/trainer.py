@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from multiprocessing import current_process
 from typing import TYPE_CHECKING, Any, cast
@@ -265,6 +264,7 @@ def _check_types(wishes: Wishes) -> None:
 def _checked_step_ms(step_ms: Sequence[float]) -> tuple[float, ...]:
     times = tuple(float(ms) for ms in step_ms)
     for ms in times:
-        if not (math.isfinite(ms) and ms > 0):
-            raise BadConfig(f"step_ms has {ms}", hint="Give times in milliseconds, above 0.")
+        if not 0 < ms <= plan.LONGEST_STEP_MS:
+            hint = f"Give times in milliseconds, above 0 and {plan.LONGEST_STEP_MS:g} at most."
+            raise BadConfig(f"step_ms has {ms}", hint=hint)
     return times

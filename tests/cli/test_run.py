@@ -166,6 +166,8 @@ def test_the_exit_code_is_the_launchers(launched, code):
         ("--slow 1:x", "--slow '1:x' is not RANK:FACTOR"),
         ("--slow 1:0.5", "a factor is at least 1"),
         ("--slow 1:inf", "a factor is at least 1"),
+        ("--slow 1:1e300", "it is 1e+06 at most"),
+        ("--workload paced --step-ms 9,1e300", "1e+09 ms at most"),
         ("--slow 2:2", "--slow 2:2 names rank 2, but there are 2 ranks"),
         ("--slow 1:2 --slow 1:3", "rank 1 has a factor there already"),
         ("--ranks 0", "--ranks 0: between 1 and 256"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flodl_shm.control.messages import Wishes
-from flodl_shm.control.plan import DEFAULTS, check, merge, settle
+from flodl_shm.control.plan import COUNTS, DEFAULTS, LARGEST_COUNT, check, merge, settle
 from flodl_shm.errors import BadConfig
 from flodl_shm.ids import Rank
 
@@ -89,3 +89,15 @@ def test_too_little_data_is_told_with_its_numbers() -> None:
         BadConfig, match=r"has 21 samples \(63 with --augment 3\), fewer than 2 ranks"
     ):
         settle(Wishes(augment=3), Wishes(), world_size=2, samples=21)
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_count_that_no_message_can_carry_is_refused(name: str) -> None:
+    check(Wishes(**{name: LARGEST_COUNT}))
+    with pytest.raises(BadConfig, match=f"{name} is {2**64}. {LARGEST_COUNT} at most"):
+        check(Wishes(**{name: 2**64}))
+
+
+def test_an_epoch_too_long_for_a_message_is_refused() -> None:
+    with pytest.raises(BadConfig, match=f"{2**62} samples x --augment 4 has too many picks"):
+        settle(Wishes(augment=4), Wishes(), world_size=2, samples=2**62)
