@@ -27,10 +27,11 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 from flodl_shm.proc.prctl import die_with_parent, flush_c_stdio
 from flodl_shm.proc.signals import die_of
+from flodl_shm.proc.standard_streams import line_writer
 
 Entry = Callable[[bytes, list[int]], None]  # ticket, descriptors
 
@@ -119,7 +120,7 @@ def _dress(outfit: Outfit) -> None:
     # The received ones are numbered above 2: the server keeps 0 to 2 open.
     _close((null, outfit.stdout, outfit.stderr))
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  # lives as we do
-    sys.stdout, sys.stderr = _writer(1), _writer(2)
+    sys.stdout, sys.stderr = line_writer(1), line_writer(2)
     for name in ("stdin", "stdout", "stderr"):
         setattr(sys, f"__{name}__", getattr(sys, name))
     faulthandler.enable(2)
@@ -128,11 +129,6 @@ def _dress(outfit: Outfit) -> None:
             os.environ.pop(variable, None)
         else:
             os.environ[variable] = value
-
-
-def _writer(fd: int) -> TextIO:
-    """A line-buffered stream: a killed rank loses no whole line, an odd character kills none."""
-    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def run_to_status(run: Callable[[], None]) -> int:
