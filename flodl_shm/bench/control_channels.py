@@ -19,10 +19,13 @@ from flodl_shm.control.messages import Arrived, Grant, Seat
 from flodl_shm.errors import WeBroke
 from flodl_shm.ids import Nanos, Rank, Round, Row, Slot
 from flodl_shm.shm.control_block import ControlBlock
-from flodl_shm.shm.ring import BadFrame, Reader, Writer
+from flodl_shm.shm.ring import Reader, Writer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from multiprocessing.context import ForkContext
+
+    from flodl_shm.shm.frame import BadFrame
 
 LIMIT_NS = 30_000_000_000  # for a full ring; a peer that takes longer hangs
 
@@ -82,6 +85,7 @@ class RingChannel:
         bell = self._block.bells[0]
         self._writer = Writer(self._block.down(Row(0)), ring_bell=bell.ring, peer="the child")
         self._reader = Reader(self._block.up(Row(0)), peer="the child")
+        self._wake_parent: Callable[[], None] = self._block.bells[1].ring
 
     def serve(self) -> None:
         bell, reader = self._block.bells[0], Reader(self._block.down(Row(0)), peer="the parent")
@@ -109,9 +113,6 @@ class RingChannel:
     def _park(self) -> None:
         self._block.bells[1].wait(self._reader.has_data)
 
-    def _wake_parent(self) -> None:
-        self._block.bells[1].ring()
-
 
 class LauncherChannel(RingChannel):
     """The same rings, the parent in poll() as the launcher is, woken by its descriptor."""
@@ -122,13 +123,11 @@ class LauncherChannel(RingChannel):
         super().__init__()
         self._poll = select.poll()
         self._poll.register(self._block.wakeup.fd, select.POLLIN)
+        self._wake_parent = self._block.wakeup.notify
 
     def _park(self) -> None:
         self._poll.poll()
         self._block.wakeup.drain()
-
-    def _wake_parent(self) -> None:
-        self._block.wakeup.notify()
 
 
 class PipeChannel:

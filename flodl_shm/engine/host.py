@@ -27,7 +27,8 @@ from flodl_shm.proc.error_file import read_error
 from flodl_shm.proc.fork_server import SpawnRequest
 from flodl_shm.proc.output import RankOutput
 from flodl_shm.shm.arena import Arena
-from flodl_shm.shm.ring import BadFrame, Reader, Writer
+from flodl_shm.shm.frame import BadFrame
+from flodl_shm.shm.ring import Reader, Writer
 from flodl_shm.shm.segment import Segment
 from flodl_shm.wire.layout import PACE, plan_arena
 

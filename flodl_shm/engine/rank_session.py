@@ -22,7 +22,8 @@ from flodl_shm.gpu.pinning import pin
 from flodl_shm.ids import Row
 from flodl_shm.proc import parcel
 from flodl_shm.shm.arena import Arena
-from flodl_shm.shm.ring import BadFrame, Reader, Writer
+from flodl_shm.shm.frame import BadFrame
+from flodl_shm.shm.ring import Reader, Writer
 from flodl_shm.shm.segment import Segment
 from flodl_shm.train.reduce import Reducer
 from flodl_shm.train.session import SlowDown

@@ -22,10 +22,11 @@ def fence() -> None:
     """
     # A fresh lock each time (145 ns against 92 ns for a shared one): nobody else can hold it,
     # neither a thread that a fork left behind nor the frame a signal handler interrupted.
+    if STRONG_ORDER:
+        allocate_lock().acquire()  # let go of where it is freed, a moment later
+        return
     lock = allocate_lock()
-    lock.acquire()
-    lock.release()
-    if not STRONG_ORDER:
+    for _ in range(2):
         lock.acquire()
         lock.release()
 

@@ -9,17 +9,8 @@ import pytest
 
 from flodl_shm.errors import PeerBroke, PeersLost, WeBroke
 from flodl_shm.shm import ring as module
-from flodl_shm.shm.ring import (
-    DATA_AT,
-    FRAME,
-    HEAD_AT,
-    MIN_CAPACITY,
-    TAIL_AT,
-    BadFrame,
-    Reader,
-    Ring,
-    Writer,
-)
+from flodl_shm.shm.frame import FRAME, BadFrame
+from flodl_shm.shm.ring import DATA_AT, HEAD_AT, MIN_CAPACITY, TAIL_AT, Reader, Ring, Writer
 
 CAPACITY = 1024
 
@@ -99,15 +90,11 @@ def test_publish_order_is_body_then_head_then_bell(pair, body):
     ring = pair.ring
     real_store = ring.head.store
 
-    class Head:
-        load = ring.head.load
+    def store(value):
+        seen.append(("head", value, ring.get(FRAME.size, 8)))
+        real_store(value)
 
-        @staticmethod
-        def store(value):
-            seen.append(("head", value, ring.get(FRAME.size, 8)))
-            real_store(value)
-
-    ring.head = Head()
+    pair.writer._store_head = store
     pair.writer._bell = lambda: seen.append(("bell", ring.head.load()))
     pair.writer.send(body, deadline_ns=0)
     assert seen == [("head", 32, b"12345678"), ("bell", 32)]
@@ -190,17 +177,16 @@ def test_a_spoiled_piece_drops_its_message_once(piece):
         pair.got += pair.reader.read_all()
         return ready()
 
-    real = pair.writer._publish
+    real = pair.writer._store_head
 
-    def publish(kind, body):
-        at = pair.ring.head.load()
-        real(kind, body)
-        if publish.count == piece:
-            pair.flip(at + FRAME.size + len(body) - 1)
-        publish.count += 1
+    def store(head):
+        real(head)
+        if store.count == piece:
+            pair.flip(head - 8)  # in the last word of the frame, padding is at its end
+        store.count += 1
 
-    publish.count = 0
-    pair.writer._publish = publish
+    store.count = 0
+    pair.writer._store_head = store
     deadline_ns = time.monotonic_ns() + 5_000_000_000
     pair.writer.send(bytes(3 * limit), deadline_ns=deadline_ns, wait=spoil_and_read)
     pair.send(b"after")
@@ -282,9 +268,9 @@ def test_a_message_both_spoiled_and_cut_off_takes_no_other_with_it(pair):
 
 
 def test_pieces_without_a_beginning_are_dropped(pair):
-    pair.writer._publish(module.PIECE, b"x")
-    pair.writer._publish(module.PIECE, b"y")
-    pair.writer._publish(module.LAST, b"z")
+    pair.writer.send(b"x", deadline_ns=0, kind=module.PIECE)
+    pair.writer.send(b"y", deadline_ns=0, kind=module.PIECE)
+    pair.writer.send(b"z", deadline_ns=0, kind=module.LAST)
     pair.send(b"after")
     bad, after = pair.take_all()
     assert isinstance(bad, BadFrame)
@@ -338,17 +324,13 @@ def test_a_handler_that_raises_never_keeps_the_slot(pair, raising):
 
 
 def test_a_signal_between_the_two_head_updates_overwrites_nothing(pair):
-    class Interrupts:
-        load = pair.ring.head.load
+    def interrupted(_value):
+        raise KeyboardInterrupt
 
-        @staticmethod
-        def store(_value):
-            raise KeyboardInterrupt
-
-    whole, pair.ring.head = pair.ring.head, Interrupts()
+    whole, pair.writer._store_head = pair.writer._store_head, interrupted
     with pytest.raises(KeyboardInterrupt):
         pair.writer.send(b"first", deadline_ns=0)
-    pair.ring.head = whole
+    pair.writer._store_head = whole
     pair.writer.send(b"second", deadline_ns=0)
     assert pair.take_all() == [b"first", b"second"]
 

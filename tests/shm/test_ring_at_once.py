@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flodl_shm.errors import PeerBroke
-from flodl_shm.shm.ring import FRAME, TAIL_AT, BadFrame, Reader, Ring, Writer
+from flodl_shm.shm.frame import FRAME, BadFrame
+from flodl_shm.shm.ring import TAIL_AT, Reader, Ring, Writer
 
 CAPACITY = 1024
 

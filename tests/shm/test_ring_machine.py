@@ -17,7 +17,8 @@ from hypothesis.stateful import (
 )
 
 from flodl_shm.errors import PeerBroke, PeersLost
-from flodl_shm.shm.ring import DATA_AT, FRAME, BadFrame, Reader, Ring, Writer
+from flodl_shm.shm.frame import FRAME, BadFrame
+from flodl_shm.shm.ring import DATA_AT, Reader, Ring, Writer
 
 CAPACITY = 256
 FAR_NS = 10**12
