@@ -10,12 +10,12 @@ from flodl_shm.shm.fence import fence, order
 
 
 class Lock:
-    """Notes every crossing: an acquire and a release."""
+    """Notes every crossing, which its acquire begins."""
 
     def __init__(self, crossings) -> None:
-        self.release = lambda: crossings.append(1)
+        self.acquire = lambda: crossings.append(1)
 
-    def acquire(self) -> None:
+    def release(self) -> None:
         pass
 
 
