@@ -90,6 +90,7 @@ def _calls(stage: Stage, rank: int) -> tuple[Call, ...]:
     """The timed calls, in the order of VARIANTS, then one for the comparison of the slots."""
     roster = stage.roster
     reducer = Reducer(stage.arena, seat_row=Row(rank), slot=Slot(rank))
+    reducer.prepare(roster)  # as a rank does when it attaches
     slot = stage.arena.slot(Slot(rank)).fill_(rank + 1.0)
     message, copied = slot.clone().zero_(), slot.clone()  # zero: sums of sums stay finite
 

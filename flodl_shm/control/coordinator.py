@@ -44,9 +44,9 @@ from flodl_shm.control.messages import (
     Tick,
     Wishes,
 )
-from flodl_shm.control.reduce_cycle import ReduceCycle
+from flodl_shm.control.reduce_cycle import ReduceCycle, seats_of
 from flodl_shm.errors import BadConfig, FlodlError, PeerBroke, PeersLost, WeBroke
-from flodl_shm.ids import Nanos, Rank, Row, Slot
+from flodl_shm.ids import Nanos, Rank, Row
 
 
 class Coordinator:
@@ -184,8 +184,9 @@ class Coordinator:
             self.flags, first.wishes, world_size=self.world_size, samples=first.samples
         )
         self._out.append(BuildArena(params=first.params, buffers=first.buffers, plan=settled))
-        for rank in self.living:
-            self._out.append(Attach(rank=rank, plan=settled, slot=Slot(rank)))
+        seats = seats_of(self.living)
+        for seat in seats:
+            self._out.append(Attach(rank=seat.rank, plan=settled, slot=seat.slot, seats=seats))
         self._cycle = ReduceCycle(settled)
         self.phase = "attaching"
 

@@ -247,6 +247,7 @@ class Attach(Message):
     rank: Rank
     plan: Settled
     slot: Slot
+    seats: tuple[Seat, ...]  # who will meet, as far as is known now: reduces are prepared for them
     global_step: int = 0
 
 

@@ -40,6 +40,11 @@ GATES = {"sync": gate.sync, "cadence": gate.cadence}
 Living = Mapping[Rank, Row]
 
 
+def seats_of(living: Living) -> tuple[Seat, ...]:
+    """The roster of a round in which all of them meet: a rank's replica is in its own slot."""
+    return tuple(Seat(rank, row, Slot(rank)) for rank, row in living.items())
+
+
 class ReduceCycle:
     """All rounds of a run that follows `settled`."""
 
@@ -271,7 +276,7 @@ class ReduceCycle:
         window = Window(
             round=self._windows.next_round,
             epoch=epoch.number,
-            roster=tuple(Seat(rank, row, Slot(rank)) for rank, row in living.items()),
+            roster=seats_of(living),
             anchor_rank=anchor_rank,
             anchor_steps=anchor_steps,
             planned=planned.planned,

@@ -113,7 +113,9 @@ class ShmSession:
         self._arena = arena
         if self.device.startswith("cuda"):
             self._pin(arena)
-        return Reducer(arena, seat_row=self.row, slot=order.slot), arena.slot(order.slot)
+        reducer = Reducer(arena, seat_row=self.row, slot=order.slot)
+        reducer.prepare(order.seats)
+        return reducer, arena.slot(order.slot)
 
     def is_lowest(self) -> bool:
         """True once every rank below this one is gone, well or not; asked after a run.

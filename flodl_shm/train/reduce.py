@@ -110,6 +110,21 @@ class Reducer:
         warm_up()  # here, and not in the first round, where everybody would wait for it
         self._number = Round(0)  # of the round arrived in and not yet completed; 0: none
 
+    def prepare(self, roster: Sequence[Seat]) -> None:
+        """Build the views of this rank's shard for rounds in which the whole roster contributes.
+
+        Otherwise the first such round builds them, while everybody waits.
+        """
+        seated = self._seated(roster)
+        mine, seats, slots = seated.mine, seated.seats, [seat.slot for seat in seated.seats]
+        if mine.joiner:
+            return
+        given = tuple(seat for seat in seats if not seat.joiner)
+        equal = Mix(tuple(seat.slot for seat in given), (1.0,) * len(given))
+        for number, mix in ((1, Mix(equal.slots[:1], (1.0,))), (2, equal)):
+            likely = Assembly(Round(number), given, seats, mix, mix, len(given), float(len(given)))
+            self._worker.prepare(likely, mine, slots)
+
     # ---- arriving ------------------------------------------------------------------------------
 
     def arrive(

@@ -96,6 +96,12 @@ class ShardWorker:
         if hook is not None:
             hook("closed", worker, shard, 0, None)
 
+    def prepare(self, assembly: Assembly, owner: Seat, targets: Sequence[Slot]) -> None:
+        """Build the owner's tasks for rounds like this one, if the owner is this rank."""
+        first, stop = self.blocks_of(assembly, owner)
+        begin, end = self._active(assembly, first, stop, targets)
+        self._own_tasks(assembly, owner, targets, (first, begin, end))
+
     def _work_blocks(self, assembly: Assembly, owner: Seat, targets: Sequence[Slot]) -> None:
         first, stop = self.blocks_of(assembly, owner)
         begin, end = self._active(assembly, first, stop, targets)

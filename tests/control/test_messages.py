@@ -29,6 +29,7 @@ PLAN = messages.Settled(
 VALUES: dict[str, object] = {
     "plan": PLAN,
     "roster": (SEAT,),
+    "seats": (SEAT,),
     "spans": ((0, 4), (8, 12)),
     "contributors": (0, 1),
     "wishes": messages.Wishes(epochs=2),

@@ -163,7 +163,7 @@ class Link:
             Grant(Rank(0), Round(k), 0, roster, Rank(0), 1, 1, 1, ((start, start + BATCH),), start)
             for k, start in ((2, 0), (3, BATCH), (4, 2 * BATCH))
         ]
-        attach = Attach(rank=Rank(0), plan=PLAN, slot=Slot(0))
+        attach = Attach(rank=Rank(0), plan=PLAN, slot=Slot(0), seats=())
         self._orders = [attach, *grants, Finish(rank=Rank(0), status="ok", reason="")]
 
     def send(self, report):

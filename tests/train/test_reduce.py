@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,22 @@ def test_a_lone_rank_keeps_its_values_and_touches_no_block(arena_of):
     assert outcome.divergence == 0.0
     assert (arena.slot(0)[:5000] == 3.0).all()
     assert "compute" not in seen
+
+
+def test_a_prepared_rank_builds_nothing_while_the_others_wait(arena_of):
+    arena = arena_of(slots=2, params=5000, buffers=700)
+    both = (*ALONE, Seat(1, 1, 1))
+    reducers = [Reducer(arena, seat_row=row, slot=row) for row in range(2)]
+    for reducer in reducers:
+        reducer.prepare(both)
+        reducer._worker._task = None  # a call fails
+    with ThreadPoolExecutor(2) as pool:
+        for number, mean in ((1, 0.0), (2, 0.5)):
+            for row, reducer in enumerate(reducers):
+                arena.slot(row).fill_(row)
+                reducer.arrive(number, both, steps=1, mass=1.0, picks=number)
+            list(pool.map(Reducer.complete, reducers))
+            assert (arena.slot(1)[:5000] == mean).all()
 
 
 def test_a_survivor_goes_on_alone(arena_of):

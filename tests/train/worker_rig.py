@@ -154,7 +154,8 @@ def attach(**changes):
         "augment": 1,
         "eval_every": 0,
     }
-    return Attach(rank=Rank(1), plan=Settled(**fields | changes), slot=Slot(1), global_step=0)
+    plan = Settled(**fields | changes)
+    return Attach(rank=Rank(1), plan=plan, slot=Slot(1), seats=(), global_step=0)
 
 
 def grant(number, batches, spans=(), *, epoch=0, after=0):
