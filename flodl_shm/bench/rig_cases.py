@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flodl_shm.control.messages import Wishes
+from flodl_shm.control.options import Wishes
 from flodl_shm.engine.config import RunConfig, Slow
 from flodl_shm.ids import Rank
 from flodl_shm.train.pacing import Pacer

@@ -28,7 +28,7 @@ from flodl_shm.cli.values import (
     parse_speed_hint,
     parse_whole,
 )
-from flodl_shm.control.messages import Wishes
+from flodl_shm.control.options import Wishes
 from flodl_shm.engine.config import RunConfig
 from flodl_shm.engine.view import plainness
 from flodl_shm.errors import BadConfig

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from flodl_shm.control.convergence import Verdict
-    from flodl_shm.control.messages import Arrived, Settled
+    from flodl_shm.control.messages import Arrived
+    from flodl_shm.control.options import Settled
     from flodl_shm.ids import Rank
 
 

@@ -17,6 +17,8 @@ Not known here: processes, memory, the clock, how a mean is computed, what a mod
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from flodl_shm.control import plan
 from flodl_shm.control.formation import Formation
 from flodl_shm.control.ledger import Ledger
@@ -38,15 +40,16 @@ from flodl_shm.control.messages import (
     Left,
     Note,
     Ready,
-    Settled,
     Stop,
     StopRequest,
     Tick,
-    Wishes,
 )
 from flodl_shm.control.reduce_cycle import ReduceCycle, seats_of
 from flodl_shm.errors import BadConfig, FlodlError, PeerBroke, PeersLost, WeBroke
 from flodl_shm.ids import Nanos, Rank, Row
+
+if TYPE_CHECKING:
+    from flodl_shm.control.options import Settled, Wishes
 
 
 class Coordinator:

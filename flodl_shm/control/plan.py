@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from flodl_shm.control.messages import Settled, Wishes
+from flodl_shm.control.options import Settled, Wishes
 from flodl_shm.errors import BadConfig
 
 POLICIES = ("sync", "cadence")

@@ -11,6 +11,7 @@ end of a run are not known here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from flodl_shm.control import gate, window_plan
 from flodl_shm.control.balance import Balance
@@ -28,13 +29,15 @@ from flodl_shm.control.messages import (
     Left,
     Note,
     Seat,
-    Settled,
 )
 from flodl_shm.control.schedule import Epoch, Schedule
 from flodl_shm.control.window_ledger import Window, WindowLedger
 from flodl_shm.control.window_plan import Belief, WindowPlan
 from flodl_shm.errors import PeerBroke, WeBroke
 from flodl_shm.ids import Rank, Row, Slot
+
+if TYPE_CHECKING:
+    from flodl_shm.control.options import Settled
 
 GATES = {"sync": gate.sync, "cadence": gate.cadence}
 Living = Mapping[Rank, Row]

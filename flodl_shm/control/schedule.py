@@ -8,10 +8,14 @@ open at a time. Which rank does what is not known here.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from flodl_shm.control.chunk_pool import ChunkPool
-from flodl_shm.control.messages import EpochClosed, Settled
+from flodl_shm.control.messages import EpochClosed
 from flodl_shm.errors import WeBroke
+
+if TYPE_CHECKING:
+    from flodl_shm.control.options import Settled
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flodl_shm.control import plan
-from flodl_shm.control.messages import Wishes
+from flodl_shm.control.options import Wishes
 from flodl_shm.errors import BadConfig
 
 if TYPE_CHECKING:

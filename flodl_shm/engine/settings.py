@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flodl_shm.control.messages import BuildArena, Ready, Wishes
+from flodl_shm.control.messages import BuildArena, Ready
+from flodl_shm.control.options import Wishes
 from flodl_shm.control.plan import DEFAULTS
 from flodl_shm.errors import HostUnfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flodl_shm.control.messages import Message, Settled
+    from flodl_shm.control.messages import Message
+    from flodl_shm.control.options import Settled
     from flodl_shm.engine.config import RunConfig
     from flodl_shm.obs.run_dir import RunDir
 

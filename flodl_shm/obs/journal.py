@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from flodl_shm.control import messages
-from flodl_shm.control.messages import Action, Event, Message, Wishes
+from flodl_shm.control.messages import Action, Event, Message
+from flodl_shm.control.options import Wishes
 from flodl_shm.errors import BadConfig
 from flodl_shm.ids import Nanos
 

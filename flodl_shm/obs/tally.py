@@ -29,7 +29,8 @@ from flodl_shm.obs.efficiency import Efficiency, measure
 from flodl_shm.obs.rank_tally import RankTally
 
 if TYPE_CHECKING:
-    from flodl_shm.control.messages import Message, Settled
+    from flodl_shm.control.messages import Message
+    from flodl_shm.control.options import Settled
     from flodl_shm.ids import Round
 
 

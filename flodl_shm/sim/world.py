@@ -32,7 +32,6 @@ from flodl_shm.control.messages import (
     Message,
     Report,
     Stop,
-    Wishes,
 )
 from flodl_shm.errors import WeBroke
 from flodl_shm.ids import Nanos, Rank, Round
@@ -41,6 +40,8 @@ from flodl_shm.sim.rig import MS, Rig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from flodl_shm.control.options import Wishes
 
 M = TypeVar("M", bound=Message)
 

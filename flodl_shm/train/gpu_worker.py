@@ -57,7 +57,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from flodl_shm.control.messages import Order, Settled
+    from flodl_shm.control.messages import Order
+    from flodl_shm.control.options import Settled
     from flodl_shm.train.job import Job
     from flodl_shm.train.session import Meeting, Session
     from flodl_shm.wire.layout import Layout

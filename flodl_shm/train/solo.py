@@ -24,8 +24,8 @@ from flodl_shm.control.messages import (
     Grant,
     Note,
     Tick,
-    Wishes,
 )
+from flodl_shm.control.options import Wishes
 from flodl_shm.errors import WeBroke, of_exit_code
 from flodl_shm.ids import Nanos, Rank, Row
 from flodl_shm.train.gpu_worker import GpuWorker

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flodl_shm.control import plan
-from flodl_shm.control.messages import Wishes
+from flodl_shm.control.options import Wishes
 from flodl_shm.errors import BadConfig
 from flodl_shm.ids import Rank
 from flodl_shm.train import session as sessions

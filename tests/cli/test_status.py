@@ -18,10 +18,9 @@ from flodl_shm.control.messages import (
     EpochClosed,
     Finished,
     Ready,
-    Settled,
     Tick,
-    Wishes,
 )
+from flodl_shm.control.options import Settled, Wishes
 from flodl_shm.ids import Nanos, Rank, Row
 from flodl_shm.obs.journal import Journal
 from flodl_shm.obs.run_state import read_state

@@ -26,8 +26,8 @@ from flodl_shm.control.messages import (
     Stop,
     StopRequest,
     Tick,
-    Wishes,
 )
+from flodl_shm.control.options import Wishes
 from flodl_shm.ids import Nanos, Rank, Round, Row
 
 WISHES = Wishes(batch_size=1, epochs=1, policy="sync")

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from flodl_shm.control.formation import Formation
-from flodl_shm.control.messages import Attached, Ready, Wishes
+from flodl_shm.control.messages import Attached, Ready
+from flodl_shm.control.options import Wishes
 from flodl_shm.errors import BadConfig
 from flodl_shm.ids import Rank, Row
 

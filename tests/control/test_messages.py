@@ -9,9 +9,10 @@ import pytest
 
 from flodl_shm.control import messages
 from flodl_shm.control.messages import Message, Order, Report, decode_order, decode_report, encode
+from flodl_shm.control.options import Settled, Wishes
 
 SEAT = messages.Seat(messages.Rank(1), messages.Row(2), messages.Slot(1))
-PLAN = messages.Settled(
+PLAN = Settled(
     policy="sync",
     world_size=2,
     epochs=1,
@@ -32,7 +33,7 @@ VALUES: dict[str, object] = {
     "seats": (SEAT,),
     "spans": ((0, 4), (8, 12)),
     "contributors": (0, 1),
-    "wishes": messages.Wishes(epochs=2),
+    "wishes": Wishes(epochs=2),
     "names": ("a", "b"),
     "value": None,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flodl_shm.control.messages import Wishes
+from flodl_shm.control.options import Wishes
 from flodl_shm.control.plan import COUNTS, DEFAULTS, LARGEST_COUNT, check, merge, settle
 from flodl_shm.errors import BadConfig
 from flodl_shm.ids import Rank

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from flodl_shm.control.messages import Wishes
+from flodl_shm.control.options import Wishes
 from flodl_shm.engine.config import RunConfig
 from flodl_shm.engine.launch import launch
 from flodl_shm.engine.rank_main import preload

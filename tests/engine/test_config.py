@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flodl_shm.control.messages import Wishes
+from flodl_shm.control.options import Wishes
 from flodl_shm.engine.config import RunConfig, Slow, flag
 from flodl_shm.errors import BadConfig
 from flodl_shm.ids import Rank

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from flodl_shm.control.coordinator import Coordinator
-from flodl_shm.control.messages import Committed, Died, End, Wishes
+from flodl_shm.control.messages import Committed, Died, End
+from flodl_shm.control.options import Wishes
 from flodl_shm.obs import journal
 
 pytestmark = pytest.mark.procs

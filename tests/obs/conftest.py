@@ -17,8 +17,8 @@ from flodl_shm.control.messages import (
     Finished,
     Left,
     Ready,
-    Settled,
 )
+from flodl_shm.control.options import Settled
 from flodl_shm.ids import Nanos, Rank, Round, Row
 from flodl_shm.obs.tally import RunFacts, Tally
 

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from flodl_shm.control.messages import Arrived, Left, Note, Tick, Wishes
+from flodl_shm.control.messages import Arrived, Left, Note, Tick
+from flodl_shm.control.options import Wishes
 from flodl_shm.errors import BadConfig
 from flodl_shm.ids import Nanos, Rank, Round, Row
 from flodl_shm.obs.journal import Header, Journal, Record, read, writer_of

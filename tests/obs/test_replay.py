@@ -9,7 +9,8 @@ import pytest
 
 from flodl_shm.cli.main import main
 from flodl_shm.control.coordinator import Coordinator
-from flodl_shm.control.messages import Died, End, Note, Tick, Wishes
+from flodl_shm.control.messages import Died, End, Note, Tick
+from flodl_shm.control.options import Wishes
 from flodl_shm.ids import Nanos, Rank
 from flodl_shm.obs.journal import Journal, Record, read
 from flodl_shm.obs.replay import replay

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from flodl_shm.control.messages import Committed, Note, Wishes
+from flodl_shm.control.messages import Committed, Note
+from flodl_shm.control.options import Wishes
 from flodl_shm.sim.rig import DEATH_POINTS, MS, Death, Rig, SimRank, random_rig
 from flodl_shm.sim.world import World
 

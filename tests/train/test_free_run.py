@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from flodl_shm.control.messages import Attach, Attached, Finish, Finished, Grant, Seat, Wishes
+from flodl_shm.control.messages import Attach, Attached, Finish, Finished, Grant, Seat
+from flodl_shm.control.options import Wishes
 from flodl_shm.control.plan import settle
 from flodl_shm.ids import Rank, Round, Row, Slot
 from flodl_shm.train import free_run

@@ -9,16 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from flodl_shm.control.messages import (
-    Arrived,
-    Attached,
-    Evaluate,
-    Evaluated,
-    Finished,
-    Left,
-    Ready,
-    Wishes,
-)
+from flodl_shm.control.messages import Arrived, Attached, Evaluate, Evaluated, Finished, Left, Ready
+from flodl_shm.control.options import Wishes
 from flodl_shm.ids import Rank
 from flodl_shm.train.data.permutation import permutation
 from flodl_shm.train.replica import Replica

@@ -9,13 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from flodl_shm.control.messages import (
-    Attach,
-    Finish,
-    Grant,
-    Seat,
-    Settled,
-)
+from flodl_shm.control.messages import Attach, Finish, Grant, Seat
+from flodl_shm.control.options import Settled
 from flodl_shm.ids import Rank, Round, Row, Slot
 from flodl_shm.train.gpu_worker import GpuWorker
 from flodl_shm.train.job import Job
