@@ -39,7 +39,9 @@ from flodl_shm.control.messages import (
     Finished,
     Left,
     Note,
+    Published,
     Ready,
+    SaveRequest,
     Stop,
     StopRequest,
     Tick,
@@ -109,7 +111,7 @@ class Coordinator:
                 self._bury(event)
             case Stop():
                 self._stop = event
-            case Tick():
+            case SaveRequest() | Published() | Tick():
                 pass
             case _ if not self.ledger.is_living(event.rank, event.row):
                 self._say("stale", f"{type(event).__name__} of rank {event.rank}, already lost")

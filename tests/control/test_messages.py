@@ -10,8 +10,9 @@ import pytest
 from flodl_shm.control import messages
 from flodl_shm.control.messages import Message, Order, Report, decode_order, decode_report, encode
 from flodl_shm.control.options import Settled, Wishes
+from flodl_shm.ids import Rank, Row, Slot
 
-SEAT = messages.Seat(messages.Rank(1), messages.Row(2), messages.Slot(1))
+SEAT = messages.Seat(Rank(1), Row(2), Slot(1))
 PLAN = Settled(
     policy="sync",
     world_size=2,
@@ -36,16 +37,23 @@ VALUES: dict[str, object] = {
     "wishes": Wishes(epochs=2),
     "names": ("a", "b"),
     "value": None,
+    "files": (messages.SavedFile("a", 3, "x"),),
+    "callbacks": ("epoch",),
+    "state_of": None,
+    "lr": 0.5,
 }
 
 
 def sample(kind: type[Message]) -> Message:
-    """One of its kind, every field filled."""
+    """One of its kind, every field filled but those of tuples and dicts that may be empty."""
     filled = {}
     for field in msgspec.structs.fields(kind):
         made = {int: 3, float: 0.5, str: "x", bool: True}
         base = field.type if field.type in made else getattr(field.type, "__supertype__", None)
-        filled[field.name] = VALUES.get(field.name, made.get(base))  # type: ignore[arg-type]
+        if field.name in VALUES or base in made:
+            filled[field.name] = VALUES.get(field.name, made.get(base))
+        elif field.required:
+            filled[field.name] = None
     return kind(**filled)
 
 
