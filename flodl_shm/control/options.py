@@ -30,6 +30,12 @@ class Wishes(msgspec.Struct, frozen=True, omit_defaults=True):
     speed_hint: tuple[Rank, float] | None = None  # slowest rank, how many times faster others are
     max_batch_diff: int | None = None
     eval_every: int | None = None
+    save_every: int | None = None
+    save_at_end: bool | None = None
+    epoch_callback_rank: str | None = None
+    metrics_on_rank: bool | None = None
+    can_save: bool | None = None
+    callback_timeout_s: float | None = None
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -52,6 +58,12 @@ class Settled(msgspec.Struct, frozen=True):
     partition_ratios: tuple[float, ...] = ()
     speed_hint: tuple[Rank, float] | None = None
     max_batch_diff: int | None = None
+    save_every: int = 0  # epochs between checkpoints; 0: none because of an epoch's end
+    save_at_end: bool = False  # one more after the final reduce
+    epoch_callback_rank: str = "fastest"  # or a rank's number: see control/roles.py
+    metrics_on_rank: bool = True  # a rank calls the metrics function; False: the launcher does
+    can_save: bool = False  # somebody publishes what ranks save; else no save is ever asked for
+    callback_timeout_s: float = 600.0  # a user's function, or a save, is given up after that
 
     @property
     def batch_size(self) -> int | tuple[int, ...]:

@@ -8,8 +8,10 @@ two settings, or a setting and the data, is checked here and nowhere else.
 from __future__ import annotations
 
 import math
+import re
 
 from flodl_shm.control.options import Settled, Wishes
+from flodl_shm.control.roles import FASTEST
 from flodl_shm.errors import BadConfig
 
 POLICIES = ("sync", "cadence")
@@ -27,11 +29,27 @@ DEFAULTS = Wishes(
     gamma=1.0,
     augment=1,
     eval_every=0,
+    save_every=0,
+    save_at_end=False,
+    epoch_callback_rank=FASTEST,
+    metrics_on_rank=True,
+    can_save=False,
+    callback_timeout_s=600.0,
 )
-COUNTS = ("epochs", "batch_size", "anchor", "max_anchor", "augment", "max_batch_diff", "eval_every")
+COUNTS = (
+    "epochs",
+    "batch_size",
+    "anchor",
+    "max_anchor",
+    "augment",
+    "max_batch_diff",
+    "eval_every",
+    "save_every",
+)
 LARGEST_COUNT = 2**31 - 1  # nobody means more, and products of two still fit a message
 LARGEST_WHOLE = 2**63 - 1  # what a message can carry
 LONGEST_STEP_MS = 1e9  # eleven days; the longest sleep there is lies somewhere above
+LONGEST_WAIT_S = 1e9  # thirty years; in nanoseconds it still fits what a clock counts in
 RATIO_SLACK = 1e-3  # of the sum of ratios: 0.33 three times is meant as thirds
 
 
@@ -65,7 +83,7 @@ def check(wishes: Wishes) -> None:
     for name in COUNTS:
         if max(_sizes(getattr(wishes, name)), default=0) > LARGEST_COUNT:
             raise BadConfig(f"{name} is {getattr(wishes, name)}", hint=f"{LARGEST_COUNT} at most.")
-    for name in ("max_batch_diff", "eval_every"):
+    for name in ("max_batch_diff", "eval_every", "save_every"):
         value = getattr(wishes, name)
         if value is not None and value < 0:
             raise BadConfig(f"{name} is {value}", hint="It must not be negative.")
@@ -79,9 +97,25 @@ def check(wishes: Wishes) -> None:
     norm = wishes.max_grad_norm
     if norm is not None and not norm > 0:
         raise BadConfig(f"max_grad_norm is {norm}", hint="It must be greater than 0.")
+    _check_callbacks(wishes)
     anchor, most = wishes.anchor, wishes.max_anchor
     if anchor is not None and most is not None and anchor > most:
         raise BadConfig(f"anchor {anchor} is greater than max_anchor {most}")
+
+
+def _check_callbacks(wishes: Wishes) -> None:
+    policy = wishes.epoch_callback_rank
+    # ASCII digits only: str.isdigit knows others, and int() reads signs and underscores.
+    if policy is not None and policy != FASTEST and not re.fullmatch("[0-9]{1,9}", policy):
+        raise BadConfig(
+            f"epoch_callback_rank is {policy!r}", hint=f"Give {FASTEST!r} or a rank's number."
+        )
+    timeout_s = wishes.callback_timeout_s
+    if timeout_s is not None and not 0 < timeout_s <= LONGEST_WAIT_S:
+        raise BadConfig(
+            f"callback_timeout_s is {timeout_s:g}",
+            hint=f"It must be greater than 0 and {LONGEST_WAIT_S:g} seconds at most.",
+        )
 
 
 def settle(flags: Wishes, script: Wishes, *, world_size: int, samples: int) -> Settled:
@@ -123,6 +157,12 @@ def check_ranks(wishes: Wishes, world_size: int) -> None:
                 f"the speed hint {rank}:{times:g} says the others are {times:g} times as fast",
                 hint="Name the slowest rank and a factor of at least 1.",
             )
+    named = wishes.epoch_callback_rank
+    if named is not None and named != FASTEST and int(named) >= world_size:
+        raise BadConfig(
+            f"epoch_callback_rank names rank {named} of {world_size} ranks",
+            hint=f"Give {FASTEST!r} or a rank from 0 to {world_size - 1}.",
+        )
 
 
 def _check_ratios(ratios: tuple[float, ...], world_size: int) -> None:
@@ -144,6 +184,7 @@ def _check_ranks(plan: Settled) -> None:
             batch_size=plan.batch_sizes,
             partition_ratios=plan.partition_ratios or None,
             speed_hint=plan.speed_hint,
+            epoch_callback_rank=plan.epoch_callback_rank,
         ),
         plan.world_size,
     )

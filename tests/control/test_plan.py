@@ -38,6 +38,13 @@ def test_merge_keeps_the_first_word() -> None:
         (Wishes(max_batch_diff=-1), "max_batch_diff is -1"),
         (Wishes(max_grad_norm=0.0), "max_grad_norm is 0"),
         (Wishes(anchor=9, max_anchor=5), "anchor 9 is greater than max_anchor 5"),
+        (Wishes(save_every=-1), "save_every is -1"),
+        (Wishes(epoch_callback_rank="slowest"), "epoch_callback_rank is 'slowest'"),
+        (Wishes(epoch_callback_rank="-1"), "epoch_callback_rank is '-1'"),
+        (Wishes(epoch_callback_rank="1_0"), "epoch_callback_rank is '1_0'"),
+        (Wishes(callback_timeout_s=0.0), "callback_timeout_s is 0"),
+        (Wishes(callback_timeout_s=float("nan")), "callback_timeout_s is nan"),
+        (Wishes(callback_timeout_s=float("inf")), "callback_timeout_s is inf"),
     ],
 )
 def test_a_value_that_cannot_hold_is_named(wishes: Wishes, words: str) -> None:
@@ -59,6 +66,7 @@ def test_rules_hold_across_the_two_speakers() -> None:
         (Wishes(partition_ratios=(0.5, 0.7)), "0.5, 0.7 sum to 1.2"),
         (Wishes(speed_hint=(Rank(2), 2.0)), "names rank 2 of 2 ranks"),
         (Wishes(speed_hint=(Rank(1), 0.4)), "the others are 0.4 times as fast"),
+        (Wishes(epoch_callback_rank="5"), "names rank 5 of 2 ranks"),
     ],
 )
 def test_what_is_said_of_ranks_must_fit_the_world(wishes: Wishes, words: str) -> None:
