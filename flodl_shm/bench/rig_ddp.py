@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from flodl_shm.engine.config import RunConfig
 
 LEAST_S, SLACK = 60.0, 4.0  # a run that takes longer, and this many times its due, hangs
+_kept: list[object] = []  # lives as long as a rank's process
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,10 @@ def _run_rank(config: RunConfig, rank: int, place: Path) -> None:
     log = _train(together, config, rank, rate)
     (place / f"rank{rank}.json").write_text(json.dumps(asdict(log)))
     dist.barrier()  # nobody closes a connection that another one still needs
-    dist.destroy_process_group()
+    # Taken down, gloo's group waits for a thread of its own that may be waiting for the GIL, which
+    # whoever takes it down holds (torch 2.13): two processes in a hundred never ended. It ends
+    # with the process instead.
+    _kept.append(together)
 
 
 def _free_rate(loop: _Loop, seconds: float, samples: int) -> float:
