@@ -1,0 +1,56 @@
+"""STEM.rankN.death.json: for tools that look beside the checkpoints, that a rank died, and of what.
+
+One file per rank, so that ranks which die together do not overwrite each other. It tells a crash
+from a save that somebody ordered; nothing of ours reads it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from flodl_shm.train.checkpoint.durable import why
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from flodl_shm.ids import Rank
+
+SCHEMA: Final = 1
+_MOST_CHARS: Final = 10_000
+
+
+def write_death(
+    stem: Path, *, rank: Rank, world_size: int, error: str, cause: str, unix_time_s: float
+) -> str:
+    """Write the record, appearing whole; `unix_time_s` 0 where no clock could be read.
+
+    Best effort: never raises, returns why it could not be written, or nothing.
+    """
+    record = {
+        "schema_version": SCHEMA,
+        "rank": rank,
+        "world_size": world_size,
+        "error": _plain(error),
+        "cause": _plain(cause),
+        "unix_time_secs": int(unix_time_s),
+    }
+    path = stem.with_name(f"{stem.name}.rank{rank}.death.json")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+        partial.replace(path)
+    except OSError as trouble:
+        try:
+            partial.unlink(missing_ok=True)
+        except OSError:
+            pass  # what refused the write refuses this
+        return f"cannot write {why(trouble)}"
+    return ""
+
+
+def _plain(text: str) -> str:
+    return text[:_MOST_CHARS].encode("utf-8", "backslashreplace").decode()
