@@ -18,6 +18,7 @@ import msgspec
 from flodl_shm.control import messages
 from flodl_shm.control.messages import Died, Report
 from flodl_shm.engine import ticket as tickets
+from flodl_shm.engine.stems import stem_in
 from flodl_shm.engine.ticket import ArenaShape, Ticket
 from flodl_shm.errors import PeerBroke, PeersLost
 from flodl_shm.ids import Nanos, Rank, Round, Row
@@ -80,6 +81,7 @@ class Host:
     ) -> None:
         self.config, self.run_dir, self.facts = config, run_dir, facts
         self.block, self.supervisor = block, supervisor
+        self.save_stem = stem_in(run_dir.path)
         self.arena: Arena | None = None
         self.members: dict[Rank, Member] = {}
         self.record = run_dir  # of the run under way; a script's first is that of the processes
@@ -142,6 +144,8 @@ class Host:
             free_run_s=config.free_run_s,
             earlier=config.earlier,
             state_file=str(self.run_dir.state),
+            run_id=self.run_dir.run_id,
+            save_stem=str(self.save_stem),
         )
 
     # ---- arena --------------------------------------------------------------------------------
@@ -276,15 +280,15 @@ class Host:
             fds.extend(member.output.poll_fds())
         return fds
 
-    def output_lines(self) -> list[str]:
+    def output_lines(self) -> list[Printed]:
         """Lines ranks have printed since the last call, those the user wants to see."""
-        lines: list[str] = []
+        lines: list[Printed] = []
         for member in self.members.values():
             printed = member.output.read()
             if member.gone:
                 printed += member.output.finish()
             member.last_words.extend(line.text for line in printed if line.stream == "stderr")
-            lines.extend(line.text for line in printed if self._is_shown(member.rank, line))
+            lines.extend(line for line in printed if self._is_shown(member.rank, line))
             self.faults.extend(member.output.take_warnings())
         return lines
 

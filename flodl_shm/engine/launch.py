@@ -168,7 +168,7 @@ def _recorder(config: RunConfig, run_dir: RunDir, started_at: Nanos) -> Recorder
         started_at=started_at,
     )
     tally = Tally(facts)
-    progress = open_view(config, tally, sys.stderr if config.as_json else sys.stdout)
+    progress = open_view(config, tally, sys.stderr if config.as_json else sys.stdout, sys.stderr)
     journal = Journal(run_dir.journal, warn=progress.say)
     wall = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     journal.header(

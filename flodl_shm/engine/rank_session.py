@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from flodl_shm.control import messages
+from flodl_shm.engine.stems import stem_of_run
 from flodl_shm.engine.ticket import ArenaShape
 from flodl_shm.errors import HostUnfit, PeersLost, WeBroke
 from flodl_shm.gpu.pinning import pin
@@ -90,7 +91,11 @@ class ShmSession:
         self.seed = ticket.seed
         self.free_run_s = ticket.free_run_s
         self.slow = tuple(SlowDown(factor, epoch) for factor, epoch in ticket.slow)
+        self.run_id = ticket.run_id
+        self.callback_timeout_s = ticket.callback_timeout_s
         self.link = ShmLink(block, ticket.row)
+        self._stem = ticket.save_stem
+        self._runs = 0
         self._block = block
         self._socket = attach_socket
         self._arena: Arena | None = None
@@ -99,6 +104,7 @@ class ShmSession:
     def attach(self, order: Attach) -> tuple[Reducer, Tensor]:
         """Map the run's arena, fault its pages in, and take this rank's place in it."""
         self._leave_arena()
+        self._runs += 1
         self._socket.settimeout(ATTACH_LIMIT_S)
         packet = parcel.receive(self._socket, _shape_decoder)
         if packet is None:
@@ -116,6 +122,11 @@ class ShmSession:
         reducer = Reducer(arena, seat_row=self.row, slot=order.slot)
         reducer.prepare(order.seats)
         return reducer, arena.slot(order.slot)
+
+    @property
+    def save_stem(self) -> str:
+        """The stem of this run's checkpoints: every run of a script has its own."""
+        return stem_of_run(self._stem, max(1, self._runs))
 
     def is_lowest(self) -> bool:
         """True once every rank below this one is gone, well or not; asked after a run.

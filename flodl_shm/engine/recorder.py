@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flodl_shm.obs.metrics import MetricsFile
     from flodl_shm.obs.progress import Progress
     from flodl_shm.obs.tally import Tally
+    from flodl_shm.proc.output import Printed
 
 
 class Recorder:
@@ -66,10 +67,10 @@ class Recorder:
         """A line of the launcher's own."""
         self.progress.say(text)
 
-    def show(self, lines: Iterable[str]) -> None:
+    def show(self, lines: Iterable[Printed]) -> None:
         """What ranks have printed."""
         for line in lines:
-            self.progress.pass_on(line)
+            self.progress.pass_on(line.text, is_error=line.stream == "stderr")
 
     def tick(self, now: Nanos) -> None:
         """Time has passed."""

@@ -40,6 +40,9 @@ class Ticket(msgspec.Struct, frozen=True):
     free_run_s: float = 0.0
     earlier: tuple[Earlier, ...] | None = None  # see RunConfig
     state_file: str = ""  # where one rank then writes what it has trained
+    run_id: str = ""
+    save_stem: str = ""  # of the checkpoints of the script's first run, absolute
+    callback_timeout_s: float = 600.0
 
 
 class ArenaShape(msgspec.Struct, frozen=True):

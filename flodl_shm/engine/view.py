@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 NO_COLOUR = "NO_COLOR is set"
 
 
-def open_view(config: RunConfig, tally: Tally, stream: TextIO) -> Progress:
-    """The run's Progress. Says so where the live view that was asked for cannot be."""
+def open_view(config: RunConfig, tally: Tally, stream: TextIO, errors: TextIO) -> Progress:
+    """The run's Progress; ranks' stderr goes to `errors`.
+
+    Says so where the live view that was asked for cannot be.
+    """
     mode, why = choose(config.progress, plain=config.plain, is_terminal=_is_terminal(stream))
     view = View(
         mode=mode,
@@ -27,7 +30,7 @@ def open_view(config: RunConfig, tally: Tally, stream: TextIO) -> Progress:
             for rank in range(config.ranks)
         ],
     )
-    progress = Progress(tally, stream, view)
+    progress = Progress(tally, stream, view, errors=errors)
     if why and not config.quiet:
         progress.say(why)
     return progress

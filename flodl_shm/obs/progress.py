@@ -47,11 +47,23 @@ class View:
 
 
 class Progress:
-    """Writes the view of one run to `stream`. Feed it after the tally, with the same messages."""
+    """Writes the view of one run to `stream`. Feed it after the tally, with the same messages.
 
-    def __init__(self, tally: Tally, stream: TextIO, view: View | None = None) -> None:
+    What ranks print on stderr goes to `errors`, as that of a plain script would, unless a region
+    is drawn here: then every line passes above it. None: to `stream` too.
+    """
+
+    def __init__(
+        self,
+        tally: Tally,
+        stream: TextIO,
+        view: View | None = None,
+        *,
+        errors: TextIO | None = None,
+    ) -> None:
         self._tally = tally
         self._stream = stream
+        self._errors = errors or stream
         self._view = view or View()
         self._next_at: Nanos | None = None
         self._told: dict[str, str] = {}  # topic -> what was last said about it
@@ -118,12 +130,12 @@ class Progress:
         """One line of the launcher's own, shown whatever was asked for but `none`."""
         self._moment(text, "note", text=text)
 
-    def pass_on(self, line: str) -> None:
-        """A whole line a rank has printed, its prefix included."""
+    def pass_on(self, line: str, *, is_error: bool = False) -> None:
+        """A whole line a rank has printed, on stderr if so said, its prefix included."""
         if self._view.mode == "json":
             self._object("output", text=line)
         elif not self._blind:  # `none` hides what the launcher says, not the user's own words
-            self._write(line)
+            self._write(line, self._errors if is_error else self._stream)
 
     def close(self) -> None:
         """Nothing is drawn from here on: what follows are plain lines. Twice is harmless."""
@@ -297,20 +309,15 @@ class Progress:
         if self._view.mode != "none":
             self._write(line)
 
-    def _write(self, line: str) -> None:
+    def _write(self, line: str, stream: TextIO | None = None) -> None:
         if self._screen is not None:
-            self._screen.line(self._fit(line))
+            self._screen.line(_fit(line, self._stream))
         else:
-            self._or_go_blind(lambda: self._put(line))
+            self._or_go_blind(lambda: self._put(line, stream or self._stream))
 
-    def _put(self, line: str) -> None:
-        self._stream.write(self._fit(line) + "\n")
-        self._stream.flush()
-
-    def _fit(self, line: str) -> str:
-        """Only characters that the stream can show, the others spelled out."""
-        encoding = self._stream.encoding or "utf-8"
-        return line.encode(encoding, "backslashreplace").decode(encoding)
+    def _put(self, line: str, stream: TextIO) -> None:
+        stream.write(_fit(line, stream) + "\n")
+        stream.flush()
 
     def _or_go_blind(self, write: Callable[[], None]) -> None:
         """A reader that went away (`| head`) must not end a training."""
@@ -324,3 +331,9 @@ class Progress:
 def _loss(epoch: EpochClosed) -> str:
     """The mean over batches with a finite loss; nan where none had one."""
     return "nan" if epoch.loss is None and epoch.picks else number(epoch.loss)
+
+
+def _fit(line: str, stream: TextIO) -> str:
+    """Only characters that the stream can show, the others spelled out."""
+    encoding = stream.encoding or "utf-8"
+    return line.encode(encoding, "backslashreplace").decode(encoding)

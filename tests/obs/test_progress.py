@@ -123,6 +123,14 @@ def test_no_progress_still_shows_what_the_script_prints(feed):
     assert screen.getvalue() == "[r0] of the script\n"
 
 
+def test_what_a_script_prints_on_stderr_is_not_mixed_into_stdout(feed):
+    screen, errors = io.StringIO(), io.StringIO()
+    progress = Progress(feed.tally, screen, View(), errors=errors)
+    progress.pass_on("[r0] a warning", is_error=True)
+    progress.pass_on("[r0] a figure")
+    assert (screen.getvalue(), errors.getvalue()) == ("[r0] a figure\n", "[r0] a warning\n")
+
+
 def test_before_anything_is_trained_there_are_no_figures_to_show(feed):
     screen = io.StringIO()
     progress = Progress(feed.tally, screen, View(clock=lambda: "14:22:05"))
