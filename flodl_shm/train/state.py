@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from flodl_shm.errors import BadConfig
+from flodl_shm.errors import BadConfig, HostUnfit
+from flodl_shm.train.checkpoint.durable import why
+from flodl_shm.train.checkpoint.names import MODEL
+from flodl_shm.train.checkpoint.tensors import copied, write_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,6 +46,24 @@ class TrainedState:
         with torch.no_grad():
             for mine, theirs in pairs:
                 theirs.copy_(mine)
+
+    def save_pretrained(self, folder: Path | str) -> Path:
+        """Write folder/model.safetensors, which plain `safetensors.torch.load_file` opens.
+
+        Makes the folder; the file appears whole, in place of an older one. Raises HostUnfit when
+        the disk refuses, BadConfig for a tensor that no file can hold.
+        """
+        folder = Path(folder)
+        tensors = {
+            name: copied(tensor, f"the state's {name!r}")
+            for name, tensor in (self.params | self.buffers).items()
+        }
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_tensors(folder, MODEL, tensors, {"format": "pt"})
+        except OSError as error:
+            raise HostUnfit(f"cannot write the trained state: {why(error)}") from None
+        return folder / MODEL
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:

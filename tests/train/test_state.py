@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, load_model
 from torch import nn
 
-from flodl_shm.errors import BadConfig
+from flodl_shm.errors import BadConfig, HostUnfit
 from flodl_shm.train.state import TrainedState
 
 
@@ -64,3 +66,40 @@ def test_a_model_of_another_shape_is_refused_and_untouched():
 def test_a_model_with_other_names_is_refused():
     with pytest.raises(BadConfig, match="'bias' is in only one of them"):
         TrainedState.of(nn.Linear(2, 2)).load_into(nn.Linear(2, 2, bias=False))
+
+
+def test_what_is_exported_opens_with_plain_safetensors(tmp_path):
+    torch.manual_seed(1)
+    model = Tied().to(torch.bfloat16)
+    path = TrainedState.of(model).save_pretrained(tmp_path / "new" / "folder")
+    assert path == tmp_path / "new" / "folder" / "model.safetensors"
+    found = load_file(path)
+    assert "head.weight" not in found  # tied: once
+    for name, tensor in found.items():
+        assert torch.equal(tensor, model.state_dict()[name])
+        assert tensor.dtype == model.state_dict()[name].dtype
+    with safe_open(path, "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    fresh = Tied().to(torch.bfloat16)
+    load_model(fresh, path)  # knows by the model what is tied
+    assert torch.equal(fresh.head.weight, model.head.weight)
+
+
+def test_an_export_replaces_the_one_before(tmp_path):
+    TrainedState.of(nn.Linear(2, 2)).save_pretrained(tmp_path)
+    second = TrainedState.of(nn.Linear(3, 3))
+    second.save_pretrained(str(tmp_path))
+    assert torch.equal(load_file(tmp_path / "model.safetensors")["weight"], second.params["weight"])
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_an_export_to_no_folder_is_refused_in_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HostUnfit, match=r"cannot write the trained state: .*file: File exists"):
+        TrainedState.of(nn.Linear(2, 2)).save_pretrained(tmp_path / "file")
+
+
+def test_an_export_names_a_tensor_no_file_can_hold(tmp_path):
+    state = TrainedState({"mask": torch.eye(2).to_sparse()})
+    with pytest.raises(BadConfig, match=r"the state's 'mask' holds a tensor of torch.sparse_coo"):
+        state.save_pretrained(tmp_path)
