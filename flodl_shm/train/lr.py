@@ -72,7 +72,10 @@ def _required(function: Callable[..., Any]) -> list[str]:
 
 
 class LearningRate:
-    """Sets one optimizer's learning rate for a position; without a scheduler it does nothing."""
+    """Sets one optimizer's learning rate for a position; without a scheduler it does nothing.
+
+    What the run adjusts (`adjust`) lies on top of the schedule, which goes on beneath it.
+    """
 
     def __init__(
         self, optimizer: Optimizer, scheduler: Callable[..., Any] | None, world_size: int
@@ -81,6 +84,9 @@ class LearningRate:
         self._of_step: Callable[[int], Any] | None = None
         self._torch: LRScheduler | None = None
         self._position = 0
+        self._fixed: float | None = None
+        self._scale = 1.0
+        self._plain: list[float] | None = None  # the schedule's, by group; None: as it stands there
         if scheduler is not None:
             self._adopt(_settle(scheduler, optimizer, world_size))
 
@@ -100,17 +106,76 @@ class LearningRate:
     def move_to(self, position: int) -> None:
         """Make the learning rate that of optimizer step `position` (0 is the first)."""
         if self._of_step is not None:
-            self._set(self._of_step(position))
+            if self._fixed is None:
+                self._set(self._of_step(position) * self._scale)
         elif self._torch is not None and position > self._position:
-            self._step_torch(position - self._position)
-            self._position = position
+            steps, self._position = position - self._position, position
+            if self._plain is None:
+                self._step_torch(steps)
+                return
+            # Most of torch's schedulers work from the last value they find in the optimizer.
+            self._write(self._plain)
+            self._step_torch(steps)
+            self._plain = self._read()
+            self._write_adjusted()
+
+    def adjust(self, lr: float | None, scale: float) -> None:
+        """From here on `lr` in every group, or if None the schedule's; either times `scale`.
+
+        Replaces what was said before. Without a scheduler the schedule is what the groups had
+        when the first adjustment came.
+        """
+        if self._plain is None:
+            self._plain = self._read()
+        self._fixed, self._scale = lr, scale
+        self._write_adjusted()
+
+    def follow(self, of_step: Callable[[int], Any]) -> None:
+        """From here on a function of the global step, in the place of any scheduler."""
+        self._torch, self._of_step = None, of_step
+
+    def state(self) -> dict[str, Any]:
+        """What a file must hold to go on from here: plain values, those of a torch scheduler
+        included. A function of the step needs none."""
+        return {
+            "position": self._position,
+            "plain": self._plain,
+            "torch": None if self._torch is None else self._torch.state_dict(),
+        }
+
+    def resume(self, state: dict[str, Any] | None) -> None:
+        """Go on from what `state` said, the optimizer's own state being restored already.
+
+        None, or a state without a torch scheduler where there is one now: it begins anew and
+        catches up with the position step by step. Adjustments come from the run, not from here.
+        """
+        state = state or {}
+        if state.get("plain") is not None:
+            self._write(state["plain"])  # as found they were adjusted
+        if self._torch is None:
+            return
+        if state.get("torch") is not None:
+            self._torch.load_state_dict(state["torch"])
+            self._position = int(state["position"])
+        else:
+            self._write([float(lr) for lr in self._torch.base_lrs])
+
+    def _write_adjusted(self) -> None:
+        if self._fixed is not None:
+            self._set(self._fixed * self._scale)
+        elif self._plain is not None:
+            self._write([lr * self._scale for lr in self._plain])
+
+    def _read(self) -> list[float]:
+        return [float(group["lr"]) for group in self._optimizer.param_groups]
 
     def _set(self, lr: float) -> None:
         for group in self._optimizer.param_groups:
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(lr)  # a captured or compiled optimizer reads this very tensor
-            else:
-                group["lr"] = float(lr)
+            _put(group, lr)
+
+    def _write(self, rates: list[float]) -> None:
+        for group, lr in zip(self._optimizer.param_groups, rates, strict=True):
+            _put(group, lr)
 
     def _step_torch(self, steps: int) -> None:
         # One by one: most of torch's schedulers work from the last value, so a jump would skip
@@ -130,6 +195,13 @@ class LearningRate:
     def value(self) -> float:
         """The learning rate of the first parameter group."""
         return float(self._optimizer.param_groups[0].get("lr", 0.0))
+
+
+def _put(group: dict[str, Any], lr: float) -> None:
+    if isinstance(group["lr"], torch.Tensor):
+        group["lr"].fill_(lr)  # a captured or compiled optimizer reads this very tensor
+    else:
+        group["lr"] = float(lr)
 
 
 def _settle(scheduler: Callable[..., Any], optimizer: Optimizer, world_size: int) -> object:

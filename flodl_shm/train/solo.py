@@ -16,13 +16,16 @@ import torch
 
 from flodl_shm.control.coordinator import Coordinator
 from flodl_shm.control.messages import (
+    AdjustRate,
     Attach,
+    CallEpochFn,
     End,
     EpochMetrics,
     Evaluate,
     Finish,
     Grant,
     Note,
+    Save,
     Tick,
 )
 from flodl_shm.control.options import Wishes
@@ -72,6 +75,10 @@ class LocalLink:
             raise WeBroke(f"the coordinator gives no order to a rank that waits for {wait_for}")
         return self._orders.popleft()
 
+    def poll(self) -> Order | None:
+        """What waits in the queue."""
+        return self._orders.popleft() if self._orders else None
+
     def _feed(self, event: Event) -> None:
         with self._lock:
             self._carry_out(self._coordinator.step(event, Nanos(self._clock())))
@@ -79,7 +86,16 @@ class LocalLink:
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case Attach() | Grant() | Evaluate() | EpochMetrics() | Finish():
+                case (
+                    Attach()
+                    | Grant()
+                    | CallEpochFn()
+                    | AdjustRate()
+                    | Save()
+                    | Evaluate()
+                    | EpochMetrics()
+                    | Finish()
+                ):
                     self._orders.append(action)
                 case End():
                     self._end = action
@@ -98,6 +114,9 @@ class LoneSession:
     seed: int | None = None
     slow: tuple[SlowDown, ...] = ()
     free_run_s = 0.0
+    callback_timeout_s = 600.0
+    run_id = ""
+    save_stem = ""
 
     def __init__(self, device: str) -> None:
         self.device = device

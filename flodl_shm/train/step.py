@@ -1,7 +1,8 @@
 """One optimizer step: everything between having a batch and having moved the parameters.
 
 One batch is one step: `train_step` must return a loss. A user who wants to skip an update returns
-a loss whose gradient is zero. The clock is the caller's.
+a loss whose gradient is zero. Whose own loop computes loss and gradients, asks for the rest only:
+`clear` before, `update` after. The clock is the caller's.
 """
 
 from __future__ import annotations
@@ -116,15 +117,22 @@ class Stepper:
 
     def step(self, batch: Any) -> None:
         """One update from `batch`. Raises TypeError if train_step returned no usable loss."""
-        optimizer = self._optimizer
-        optimizer.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad(set_to_none=True)
         loss = self._train_step(self._model, batch)
         if not (isinstance(loss, Tensor) and loss.requires_grad and loss.dim() == 0):
             raise TypeError(f"{_where(self._train_step)} {_fault(loss)}")
         loss.backward()
+        self.update(loss)
+
+    def clear(self) -> None:
+        """Forget all gradients, as `step` does first."""
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def update(self, loss: Tensor) -> None:
+        """Move the parameters by the gradients there are, and keep the loss."""
         if self._max_grad_norm is not None:
             clip_grad_norm_(self._parameters, self._max_grad_norm)
-        optimizer.step()
+        self._optimizer.step()
         self._losses.add(loss)
         if self._leash is not None:
             self._leash.follow()

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 class Turnstile:
-    """`enter` it, then `train` with the worker it gives, in whichever thread."""
+    """`enter` it, then `train` with the worker it gives, in whichever thread.
+
+    Who drives the worker himself says `leave` where `train` would have returned or raised.
+    """
 
     def __init__(self, session: Session) -> None:
         """Of this process, and of no copy of it that the script forks."""
@@ -52,10 +55,15 @@ class Turnstile:
     def train(self, worker: GpuWorker) -> TrainedState:
         """Run it to its end and open again."""
         try:
-            return worker.run()
+            state = worker.run()
         except BaseException as error:
-            if worker.is_awaited:
-                self._failure = error
+            self.leave(worker, error)
             raise
-        finally:
-            self._free.release()
+        self.leave(worker)
+        return state
+
+    def leave(self, worker: GpuWorker, failure: BaseException | None = None) -> None:
+        """Open again. After a `failure` that others wait for, nobody passes any more."""
+        if failure is not None and worker.is_awaited:
+            self._failure = failure
+        self._free.release()

@@ -1,9 +1,9 @@
 """One window of one rank: batches from a grant until the rank's own rule says stop.
 
 The rule itself is control/window_turn.py, which the simulator asks too; here it is given what the
-anchor rank's cells say. A rank also stops when its picks are used up. Reduces and messages are
-not known here. The loop is what each batch costs on top of the user's own code: it keeps nothing
-that lives longer than the batch.
+anchor rank's cells say. A rank also stops when its picks are used up. Whose loop it is that asks
+for the batches, the engine's or the user's, makes no difference. Reduces and messages are not known
+here. `fetch` and `took` are what each batch costs on top of the user's own code.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class WindowTally:
     """What a window was made of; durations in nanoseconds."""
 
     batches: int = 0
-    picks: int = 0
+    picks: int = 0  # of batches that were trained
     first_ns: int = 0  # first batch, data wait included
     rest_ns: int = 0  # the other batches, data waits included
     busy_ns: int = 0  # timed steps
@@ -49,7 +49,11 @@ class WindowTally:
 
 @dataclass(slots=True, kw_only=True)
 class WindowRunner:
-    """Everything a window needs that stays the same from one to the next."""
+    """Everything a window needs that stays the same, and the window that is open.
+
+    `open` it; while it asks for another batch, `fetch` one, have it trained, and say `took`;
+    `close` it. `train` does the middle with the user's train_step, `run` all of it.
+    """
 
     rank: Rank
     batch_size: int
@@ -63,48 +67,83 @@ class WindowRunner:
     sleep: Callable[[float], None] = time.sleep
     pace: Pace = field(default_factory=Pace)  # of this rank's batches, data waits included
     steps: int = 0  # of this incarnation, all windows together
+    wants: bool = field(default=False, init=False)  # another batch in the open window
+    _grant: Grant = field(init=False)
+    _queue: PickQueue = field(init=False)
+    _goes: Goes = field(init=False)
+    _tally: WindowTally = field(init=False)
+    _position: int = field(default=0, init=False)  # global step of the next batch
+    _on_host: bool = field(default=True, init=False)  # batches stay where the source makes them
+    _begun: int = field(default=0, init=False)  # when the batch under way was asked for
+    _fetched: int = field(default=0, init=False)  # when it was there
+    _last: int = field(default=0, init=False)  # end of the last batch, or beginning of the window
 
     def run(self, grant: Grant, queue: PickQueue, *, position: int) -> WindowTally:
         """Train until the window is over. `position` is the global step of the last reduce."""
-        tally = WindowTally()
-        goes, publish, pace = self._rule(grant), self.meeting.publish_step, self.pace
-        last = Nanos(self.clock())
-        publish(grant.round, 0, last, pace.mean_ns)
-        done = 0
-        while queue.left and goes(done, last):
-            begun = last
-            last = self._batch(tally, queue, position + done, grant.epoch)
-            pace.add(last - begun)
-            done += 1
-            publish(grant.round, done, last, pace.mean_ns)
-        tally.batches = done
-        tally.picks = queue.taken
-        return tally
+        self.open(grant, queue, position=position)
+        self.train()
+        return self.close()
 
-    def _batch(self, tally: WindowTally, queue: PickQueue, position: int, epoch: int) -> Nanos:
-        """One batch, timed; returns the time of its end."""
-        clock = self.clock
-        begin = clock()
-        batch = self._fetch(queue)
-        fetched = clock()
-        self.rate.move_to(position)
-        self.stepper.step(batch)
+    def open(self, grant: Grant, queue: PickQueue, *, position: int) -> bool:
+        """Begin a window and say whether it has a batch for this rank."""
+        self._grant, self._queue, self._position = grant, queue, position
+        self._tally = WindowTally()
+        self._goes = self._rule(grant)
+        self._on_host = self.device.type == "cpu"
+        self._last = last = Nanos(self.clock())
+        self.meeting.publish_step(grant.round, 0, last, self.pace.mean_ns)
+        self.wants = queue.left > 0 and self._goes(0, last)
+        return self.wants
+
+    def train(self) -> None:
+        """Give the user's train_step every batch the open window wants."""
+        fetch, step, took = self.fetch, self.stepper.step, self.took
+        while self.wants:
+            step(fetch())
+            took()
+
+    def fetch(self) -> Any:
+        """The next batch, with the learning rate set for it. Call only while `wants`."""
+        self._begun = self.clock()
+        batch = self.source.fetch(self._queue.take(self.batch_size))
+        if not self._on_host:
+            batch = to_device(batch, self.device)
+        self._fetched = self.clock()
+        self.rate.move_to(self._position)
+        return batch
+
+    def took(self) -> None:
+        """The batch fetched last has been trained: time it, let peers see it, ask for more.
+
+        What passes between two batches is the user's own loop, and part of the second's step.
+        """
+        tally, queue = self._tally, self._queue
         if self.pacer.active:
-            self._wait(fetched, epoch)
-        self.steps += 1
-        end = clock()
-        tally.data_ns += fetched - begin
-        tally.busy_ns += end - fetched
+            self._wait(self._fetched, self._grant.epoch)
+        done = tally.batches + 1
+        end, last = Nanos(self.clock()), self._last
+        data_ns = self._fetched - self._begun
         if tally.began_at:
-            tally.rest_ns += end - begin
+            whole_ns = end - last
+            tally.rest_ns += whole_ns
         else:
-            tally.began_at = fetched
-            tally.first_ns = end - begin
-        return Nanos(end)
+            tally.began_at = self._fetched
+            tally.first_ns = whole_ns = end - self._begun
+        tally.data_ns += data_ns
+        tally.busy_ns += whole_ns - data_ns
+        tally.batches, tally.picks = done, queue.taken
+        self.steps += 1
+        self._position += 1
+        self._last = end
+        pace = self.pace
+        pace.add(whole_ns)
+        self.meeting.publish_step(self._grant.round, done, end, pace.mean_ns)
+        self.wants = queue.left > 0 and self._goes(done, end)
 
-    def _fetch(self, queue: PickQueue) -> Any:
-        batch = self.source.fetch(queue.take(self.batch_size))
-        return batch if self.device.type == "cpu" else to_device(batch, self.device)
+    def close(self) -> WindowTally:
+        """What was done. A batch that was fetched and not trained does not count."""
+        self.wants = False
+        return self._tally
 
     def _wait(self, began: int, epoch: int) -> None:
         self.stepper.catch_up()  # a device's own time counts as part of the step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import pytest
 import torch
@@ -102,3 +103,114 @@ def test_a_scheduler_that_follows_a_metric_is_refused():
 def test_a_factory_that_returns_nothing_is_refused():
     with pytest.raises(BadConfig, match="returned None"):
         LearningRate(sgd(), lambda opt, world: None, 1)
+
+
+# ---- adjusted by the run ----------------------------------------------------------------------
+
+
+def groups(*rates):
+    params = [torch.nn.Parameter(torch.zeros(1)) for _ in rates]
+    return torch.optim.SGD(
+        [{"params": [p], "lr": lr} for p, lr in zip(params, rates, strict=True)], lr=1.0
+    )
+
+
+def rates_of(optimizer):
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def test_a_scale_multiplies_what_each_group_had_and_replaces_the_one_before():
+    optimizer = groups(0.1, 0.4)
+    rate = LearningRate(optimizer, None, 1)
+    rate.adjust(None, 0.5)
+    assert rates_of(optimizer) == [0.05, 0.2]
+    rate.adjust(None, 2.0)
+    rate.move_to(7)
+    assert rates_of(optimizer) == [0.2, 0.8]
+    rate.adjust(None, 1.0)
+    assert rates_of(optimizer) == [0.1, 0.4]
+
+
+def test_a_rate_that_is_said_holds_for_every_group_whatever_the_schedule():
+    optimizer = groups(0.1, 0.4)
+    rate = LearningRate(optimizer, lambda step: 1.0 / (1 + step), 1)
+    rate.adjust(0.3, 0.5)
+    rate.move_to(9)
+    assert rates_of(optimizer) == [0.15, 0.15]
+    rate.adjust(None, 0.5)
+    rate.move_to(9)
+    assert rates_of(optimizer) == [0.05, 0.05]
+
+
+@pytest.mark.parametrize("moments", [(0,), (3,), (5, 9)])
+def test_a_torch_scheduler_goes_on_beneath_an_adjustment(moments):
+    """It works from the last value in the optimizer, which must not be the adjusted one."""
+    plain, adjusted = sgd(), sgd()
+    schedule = LearningRate(plain, lambda opt, world: StepLR(opt, 4, gamma=0.5), 1)
+    rate = LearningRate(adjusted, lambda opt, world: StepLR(opt, 4, gamma=0.5), 1)
+    for position in range(14):
+        if position in moments:
+            rate.adjust(None, 0.25)
+        for one, optimizer in ((schedule, plain), (rate, adjusted)):
+            one.move_to(position)
+            optimizer.step()
+        scale = 0.25 if position >= moments[0] else 1.0
+        assert rate.value == schedule.value * scale
+    rate.adjust(None, 1.0)
+    assert rate.value == schedule.value
+
+
+def test_another_function_of_the_step_takes_the_schedulers_place():
+    optimizer = sgd()
+    rate = LearningRate(optimizer, lambda opt, world: StepLR(opt, 4, gamma=0.5), 1)
+    rate.follow(lambda step: 0.01 * step)
+    rate.move_to(5)
+    assert rate.value == pytest.approx(0.05)
+
+
+# ---- saved and resumed ------------------------------------------------------------------------
+
+FACTORIES = {
+    "step": lambda opt, world: StepLR(opt, 4, gamma=0.5),
+    "cosine": lambda opt, world: CosineAnnealingLR(opt, T_max=30),
+    "none": None,
+    "function": lambda step: 1.0 / (1 + step),
+}
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_a_resumed_rate_goes_on_as_if_nothing_had_been(name, scale):
+    def run(rate, optimizer, positions):
+        values = []
+        for position in positions:
+            rate.move_to(position)
+            optimizer.step()
+            values.append(rate.value)
+        return values
+
+    optimizer = sgd()
+    rate = LearningRate(optimizer, FACTORIES[name], 1)
+    if scale != 1.0:
+        rate.adjust(None, scale)
+    run(rate, optimizer, range(10))
+    saved, groups_saved = json.loads(json.dumps(rate.state())), optimizer.state_dict()
+    rest = run(rate, optimizer, range(10, 25))
+
+    fresh = sgd()
+    resumed = LearningRate(fresh, FACTORIES[name], 1)
+    fresh.load_state_dict(groups_saved)
+    resumed.resume(saved)
+    if scale != 1.0:
+        resumed.adjust(None, scale)
+    assert run(resumed, fresh, range(10, 25)) == rest
+
+
+def test_a_scheduler_that_was_not_there_before_catches_up():
+    saved = sgd(0.9).state_dict()
+    optimizer = sgd()
+    rate = LearningRate(optimizer, FACTORIES["step"], 1)
+    optimizer.load_state_dict(saved)
+    rate.resume(None)
+    rate.move_to(9)
+    assert rate.value == 0.25

@@ -323,6 +323,61 @@ def test_state_and_digest_follow_values_and_names():
     assert Replica(nn.ModuleDict({"x": other})).sha256() != b.sha256()
 
 
+def grow_a_layer(model):
+    model.add_module("late", nn.Linear(2, 2))
+
+
+def grow_deep_inside(model):
+    model[1].add_module("2", nn.Linear(2, 2, bias=False))
+
+
+def register(model):
+    model[0].register_parameter("extra", nn.Parameter(torch.ones(2)))
+
+
+def fill_an_empty_place(model):
+    model[1][0].bias = nn.Parameter(torch.ones(2))
+
+
+def replace_a_layer(model):
+    model[0] = nn.Linear(2, 2)
+
+
+def nested():
+    return nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU()))
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (grow_a_layer, "late.weight"),
+        (grow_deep_inside, "1.2.weight"),
+        (register, "0.extra"),
+        (fill_an_empty_place, "1.0.bias"),
+        (replace_a_layer, "0.weight"),
+    ],
+)
+def test_a_parameter_that_was_not_there_when_the_run_began_is_named(change, name):
+    model = nested()
+    replica, _ = bound(model)
+    replica.arrive()
+    change(model)
+    with pytest.raises(BadConfig, match=f"^parameter {name} was not there when the run began"):
+        replica.arrive()
+
+
+def test_modules_without_new_parameters_may_come_and_go():
+    model = nested()
+    replica, _ = bound(model)
+    model[1][1] = nn.Tanh()
+    model.add_module("wrapped", nn.Sequential(model[0], nn.Dropout()))
+    replica.arrive()
+    replica.arrive()
+    register(model)
+    with pytest.raises(BadConfig, match="extra"):
+        replica.arrive()
+
+
 def test_without_a_slot_arriving_and_leaving_do_nothing():
     model = nn.Linear(2, 2)
     replica = Replica(model)

@@ -216,3 +216,50 @@ def test_a_slow_down_waits_for_its_epoch():
     assert clock.slept == []
     run.run(grant(planned=1, ceiling=1, epoch=1), picks(), position=0)
     assert clock.slept == pytest.approx([0.01])
+
+
+# ---- batch by batch, as a loop of somebody else's asks for them --------------------------------
+
+
+def test_a_window_can_be_gone_through_batch_by_batch():
+    clock = Clock()
+    work = Work(clock)
+    run = runner(clock, Peers(clock), work=work)
+    assert run.open(grant(planned=2, ceiling=2), picks(), position=40)
+    for more in (True, False):
+        work.step(run.fetch())
+        run.took()
+        assert run.wants is more
+    tally = run.close()
+    assert (tally.batches, tally.picks, tally.busy_ns) == (2, 8, 2 * STEP)
+    assert work.positions == [40, 41]
+
+
+def test_a_batch_that_was_fetched_and_not_trained_does_not_count():
+    clock = Clock()
+    work = Work(clock)
+    peers = Peers(clock)
+    run = runner(clock, peers, work=work)
+    run.open(grant(planned=3, ceiling=3), picks(), position=0)
+    work.step(run.fetch())
+    run.took()
+    run.fetch()
+    tally = run.close()
+    assert (tally.batches, tally.picks, tally.data_ns) == (1, 4, FETCH)
+    assert [done for _, done, _, _ in peers.published] == [0, 1]
+    assert not run.wants
+
+
+def test_what_passes_between_two_batches_is_part_of_the_seconds_step():
+    clock = Clock()
+    work = Work(clock)
+    run = runner(clock, Peers(clock), work=work)
+    run.open(grant(planned=2, ceiling=2), picks(), position=0)
+    clock.now += 7 * MS  # before the first one: nobody's step
+    for _ in range(2):
+        work.step(run.fetch())
+        run.took()
+        clock.now += 3 * MS
+    tally = run.close()
+    assert (tally.first_ns, tally.rest_ns) == (FETCH + STEP, FETCH + STEP + 3 * MS)
+    assert (tally.busy_ns, tally.data_ns) == (2 * STEP + 3 * MS, 2 * FETCH)
