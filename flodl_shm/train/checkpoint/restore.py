@@ -163,7 +163,7 @@ def _check_optimizer(
 def _load_optimizer(optimizer: Optimizer, state: dict[str, Any], folder: Path) -> None:
     try:
         optimizer.load_state_dict(state)
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
         raise BadConfig(
             f"{type(optimizer).__name__} refuses its state in {folder}: {why(error)}", hint=HINT
         ) from None
@@ -203,5 +203,5 @@ def _load_local(model: nn.Module, saved: dict[str, Any]) -> list[str]:
 def _put_back(saved: dict[str, Any], device: torch.device, folder: Path) -> bool:
     try:
         return rng.put_back(saved["rng"], device)
-    except (ValueError, TypeError, KeyError, RuntimeError) as error:
+    except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:
         raise BadConfig(f"the random state in {folder} is damaged: {why(error)}") from None

@@ -27,7 +27,8 @@ def states(device: torch.device) -> dict[str, Any]:
 def put_back(found: Mapping[str, Any], device: torch.device) -> bool:
     """Set all of them; False, and none is set, if a saved one is missing for this device.
 
-    Raises ValueError, TypeError or RuntimeError, none or some being set, for damaged states.
+    Raises ValueError, TypeError, LookupError, ArithmeticError or RuntimeError for damaged states;
+    some may be set then.
     """
     if device.type == "cuda" and "cuda" not in found:
         return False

@@ -132,7 +132,7 @@ def _unmark(value: dict[str, Any], get: Callable[[str], torch.Tensor]) -> Any:
 def _of_array(value: np.ndarray, path: Sequence[object]) -> torch.Tensor:
     try:
         return torch.from_numpy(value.copy(order="C"))
-    except TypeError:  # of objects, texts, dates, or of the other byte order
+    except (TypeError, ValueError):  # of objects, texts, dates, or of the other byte order
         raise BadConfig(
             f"{_place(path)} holds an array of {value.dtype}, which no file can hold"
         ) from None
