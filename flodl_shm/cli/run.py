@@ -168,7 +168,8 @@ def _workload_options(given: dict[str, Any]) -> dict[str, int | float | tuple[fl
 
 
 def _wishes(given: dict[str, Any]) -> Wishes:
-    words = {name: given[name] for name in Wishes.__struct_fields__}
+    # Some wishes are the engine's own, and no option says them.
+    words = {name: given[name] for name in Wishes.__struct_fields__ if name in given}
     for name, parse in PARSED.items():
         if words[name] is not None:
             words[name] = parse(words[name])

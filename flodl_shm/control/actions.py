@@ -103,6 +103,7 @@ class EpochMetrics(Message, frozen=True):
     rank_compute_ms: tuple[float, ...] = ()  # steps alone
     rank_starve_ms: tuple[float, ...] = ()  # data waits alone
     devices: tuple[str, ...] = ()
+    closed: bool = True  # False: the epoch is under way, told for the value of an evaluation
 
 
 class Finish(Message, frozen=True):

@@ -6,9 +6,12 @@ time per batch. What a window is, and when one is issued, is not known here.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flodl_shm.control.el_che import ElChe, ElCheConfig, Reading
+import msgspec
+
+from flodl_shm.control.el_che import ElChe, ElCheConfig, ElCheState, Reading
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -22,20 +25,20 @@ if TYPE_CHECKING:
 class Balance:
     """The balance of one run that follows `settled`."""
 
-    def __init__(self, settled: Settled) -> None:
-        sync = settled.policy == "sync"
+    def __init__(self, settled: Settled, *, one_batch: bool = False) -> None:
+        """`one_batch`: windows are one batch for each rank, and stay so."""
         self._plan = settled
         # Fixed shares, and a bound on who may be ahead by how much, need counted windows.
         self.elastic = not settled.partition_ratios and settled.max_batch_diff is None
         self._el_che = ElChe(
             ElCheConfig(
                 world_size=settled.world_size,
-                anchor=1 if sync else settled.anchor,
+                anchor=1 if one_batch else settled.anchor,
                 max_anchor=settled.max_anchor,
                 overhead_target=settled.overhead_target,
                 max_batch_diff=settled.max_batch_diff,
                 speed_hint=settled.speed_hint,
-                grows=not sync,
+                grows=not one_batch,
             )
         )
         mean_size = sum(settled.batch_sizes) / settled.world_size
@@ -90,6 +93,22 @@ class Balance:
     def drop(self, rank: Rank) -> None:
         """The rank is dead."""
         self._el_che.drop(rank)
+
+    def to_state(self) -> dict[str, object]:
+        """What was learned, in plain values: what a checkpoint keeps."""
+        return dict(msgspec.to_builtins(self._el_che.to_state()))
+
+    def restore(self, state: dict[str, object], *, keeps_length: bool) -> None:
+        """Go on from what `to_state` gave in a run of as many ranks.
+
+        `keeps_length`: windows go on as long as they were; else only speeds count, since under
+        another policy windows had another length for another reason. Raises BadConfig on a state
+        of another world size, msgspec.ValidationError on one that is none.
+        """
+        learned = msgspec.convert(state, ElCheState)
+        if not keeps_length:
+            learned = replace(learned, anchor_steps=self._el_che.anchor_steps)
+        self._el_che.restore(learned)
 
 
 def _reading(report: Arrived) -> Reading:

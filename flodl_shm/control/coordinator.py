@@ -4,13 +4,15 @@
     attaching   the arena is handed out; each rank reports Attached
     training    rounds are issued, settled and committed, epoch after epoch
     evaluating  one rank scores the consensus; if it dies, another does
-    finishing   ranks copy their state out and report the hash of their parameters
+    saving      ranks write what is still due of checkpoints, and hold the consensus for a retry
+    finishing   ranks copy their state out and report the hash of their parameters; checkpoints
+                become visible
     done        an End action has been given; nothing follows
 
 Rules. After any event the one policy function `_advance` runs; no handler acts on its own. A
 round is named with its roster before any rank can reach it. A rank is lost only by a Died event.
-A pick is done when a round whose arrivals cover it has committed. The same events at the same
-times give the same actions, so a journal replays.
+A pick is done when a round whose arrivals cover it has committed. A save never costs the
+training. The same events at the same times give the same actions, so a journal replays.
 
 Not known here: processes, memory, the clock, how a mean is computed, what a model is.
 """
@@ -24,51 +26,48 @@ from flodl_shm.control.formation import Formation
 from flodl_shm.control.ledger import Ledger
 from flodl_shm.control.messages import (
     Action,
-    Arrived,
     Attach,
     Attached,
     BuildArena,
     Died,
     End,
-    EpochClosed,
-    EpochMetrics,
-    Evaluate,
-    Evaluated,
     Event,
     Finish,
     Finished,
-    Left,
     Note,
     Published,
+    Quit,
     Ready,
     SaveRequest,
+    Seat,
     Stop,
     StopRequest,
     Tick,
 )
-from flodl_shm.control.reduce_cycle import ReduceCycle, seats_of
+from flodl_shm.control.reduce_cycle import seats_of
+from flodl_shm.control.resume import check
+from flodl_shm.control.training import Training
 from flodl_shm.errors import BadConfig, FlodlError, PeerBroke, PeersLost, WeBroke
-from flodl_shm.ids import Nanos, Rank, Row
+from flodl_shm.ids import Nanos, Rank, Row, Slot
 
 if TYPE_CHECKING:
     from flodl_shm.control.options import Settled, Wishes
+    from flodl_shm.control.resume import Resume
 
 
 class Coordinator:
     """Drives one run of `world_size` ranks; `flags` is what was settled outside of the script."""
 
-    def __init__(self, flags: Wishes, world_size: int) -> None:
+    def __init__(self, flags: Wishes, world_size: int, resume: Resume | None = None) -> None:
         self.flags = flags
         self.world_size = world_size
+        self.resume = resume
         self.phase = "forming"
         self.ledger = Ledger(world_size)
-        self.value: float | None = None  # of the final evaluation
         self._formation = Formation(world_size)
-        self._cycle: ReduceCycle | None = None
+        self._training: Training | None = None
         self._finished: dict[Rank, Finished] = {}
         self._stop: Stop | None = None
-        self._scorer: Rank | None = None
-        self._closed: dict[int, EpochClosed] = {}
         self._outcome = ("failed", "")  # status and reason, once the end is near
         self._out: list[Action] = []
         self._now = Nanos(0)
@@ -81,7 +80,12 @@ class Coordinator:
     @property
     def settled_plan(self) -> Settled | None:
         """What every rank follows; None before formation is complete."""
-        return self._cycle.plan if self._cycle else None
+        return self._training.plan if self._training else None
+
+    @property
+    def value(self) -> float | None:
+        """Of the final evaluation; None before it, and without one."""
+        return self._training.value if self._training else None
 
     def step(self, event: Event, now: Nanos) -> list[Action]:
         """Take one event and say what to do. `now` is monotonic and never goes back."""
@@ -96,12 +100,21 @@ class Coordinator:
         return self._out
 
     def awaited(self) -> dict[Rank, str]:
-        """Living ranks something waits for, and what for: they must make progress."""
-        if self.phase == "evaluating" and self._scorer is not None:
-            return {self._scorer: "the evaluation"}
+        """Living ranks something waits for, and what for: they must make progress.
+
+        Parts of a save are not among it: a long save is no hang, and has a limit of its own.
+        """
         if self.phase == "finishing":
             return dict.fromkeys(self.living, "its state")
-        return self._cycle.awaited(self.living) if self._cycle else {}
+        if self._training is None or self.phase == "saving":
+            return {}
+        return self._training.rounds.awaited(self.living) or self.in_callback()
+
+    def in_callback(self) -> dict[Rank, str]:
+        """Those of `awaited` that are in a function of the user, which has a limit of its own."""
+        if self._training is None or self.phase not in ("training", "evaluating"):
+            return {}
+        return self._training.in_callback(self.living)
 
     # ---- events -----------------------------------------------------------------------------
 
@@ -111,27 +124,40 @@ class Coordinator:
                 self._bury(event)
             case Stop():
                 self._stop = event
-            case SaveRequest() | Published() | Tick():
+                self._save_before_the_end()
+            case Tick():
                 pass
+            case SaveRequest() | Published():
+                if self._training is not None:
+                    self._out.extend(self._training.absorb(event, self._told(), self._now))
             case _ if not self.ledger.is_living(event.rank, event.row):
                 self._say("stale", f"{type(event).__name__} of rank {event.rank}, already lost")
             case Ready():
                 self._formation.ready(event)
             case Attached():
                 self._formation.attached(event)
-            case Arrived():
-                self._rounds().arrive(event)
-            case Left():
-                self._rounds().leave(event)
-            case Evaluated():
-                self._score(event)
             case StopRequest():
                 why = f"rank {event.rank}: {event.why}"
                 self._stop = self._stop or Stop(level=1, why=why)
+                self._save_before_the_end()
+            case Quit():
+                self._say("quit", f"rank {event.rank} left the training: {event.why}")
             case Finished():
                 self._finished[event.rank] = event
                 self.ledger.finish(event.rank, event.row)
                 self._say("finished", f"rank {event.rank} has copied its state out")
+            case _:
+                if self._training is None:
+                    raise PeerBroke(f"{type(event).__name__} came before the run has begun")
+                self._out.extend(self._training.absorb(event, self._told(), self._now))
+
+    def _told(self) -> dict[Rank, Row]:
+        """Ranks that still read orders."""
+        return {} if self.phase == "finishing" else self.living
+
+    def _save_before_the_end(self) -> None:
+        if self._training is not None and self.phase in ("training", "evaluating"):
+            self._training.stop()
 
     def _bury(self, death: Died) -> None:
         """One death, counted once: what it delivered stays, what it held goes back."""
@@ -140,31 +166,29 @@ class Coordinator:
         if death.user_error:
             self._end("failed", death.exit_code, f"rank {death.rank} failed: {death.cause}")
             return
-        back = self._cycle.bury(death, self.living) if self._cycle else 0
+        back, said = 0, list[Action]()
+        if self._training is not None:
+            back, said = self._training.bury(death, self.living, self._now)
         _, told = self.ledger.bury(death.rank, death.row, cause=death.cause, at=self._now)
         self._say("death", f"{told}; {back} picks go back to the pool", alert=True)
-
-    def _score(self, report: Evaluated) -> None:
-        if report.error:
-            text = f"evaluation on rank {report.rank} raised: {report.error}"
-            self._say("evaluation", text, alert=True)
-        closed = self._closed.get(report.epoch)
-        if closed is not None and report.value is not None:
-            self._tell(closed, report.value)
-        if self.phase == "evaluating":
-            self.value = report.value
-            self._finish("ok", "all epochs done")
-        elif self.phase != "training":
-            raise PeerBroke(f"rank {report.rank} evaluated without being asked")
+        self._out.extend(said)
 
     # ---- the one policy function --------------------------------------------------------------
 
     def _advance(self) -> None:
         if self.phase == "done":
             return
-        if not self.living:
+        if self.living:
+            self._move_on()
+        if self._training is not None and self.phase != "done":
+            self._out.extend(self._training.publish(self._now))
+            # Publishing may fail a save, which makes it due again: the order is given now.
+            if self.living and self.phase in ("evaluating", "saving"):
+                self._save()
+        if not self.living and self.phase != "done":
             self._end_without_living()
-            return
+
+    def _move_on(self) -> None:
         if self._stop is not None and self._stop.level > 1:
             self._end("stopped", 0, self._stop.why)
             return
@@ -188,42 +212,61 @@ class Coordinator:
         settled = plan.settle(
             self.flags, first.wishes, world_size=self.world_size, samples=first.samples
         )
+        if self.resume is not None:
+            check(self.resume, first, settled)
+        self._training = Training(settled, reports, self.resume)
         self._out.append(BuildArena(params=first.params, buffers=first.buffers, plan=settled))
         seats = seats_of(self.living)
         for seat in seats:
-            self._out.append(Attach(rank=seat.rank, plan=settled, slot=seat.slot, seats=seats))
-        self._cycle = ReduceCycle(settled)
+            self._out.append(self._attachment(seat.rank, settled, seats))
         self.phase = "attaching"
+
+    def _attachment(self, rank: Rank, settled: Settled, seats: tuple[Seat, ...]) -> Attach:
+        resume = self.resume
+        return Attach(
+            rank=rank,
+            plan=settled,
+            slot=Slot(rank),
+            seats=seats,
+            global_step=resume.meta.global_step if resume else 0,
+            checkpoint=resume.folder if resume else "",
+            state_of=resume.state_of(rank) if resume else None,
+        )
 
     def _begin(self) -> None:
         if self._formation.all_attached(self.living):
             self.phase = "training"
-            self._out.extend(self._rounds().begin(self.living))
+            self._out.extend(self._course().begin(self.living, self._now))
 
     def _train(self) -> None:
-        rounds = self._rounds()
-        for action in rounds.advance(self.living):
-            self._out.append(action)
-            if isinstance(action, EpochClosed):
-                self._closed[action.epoch] = action
-                self._tell(action, None)
-        if self._stop is None:
-            self._out.extend(rounds.issue(self.living))
-        if not rounds.idle:
-            return
+        course, may_issue = self._course(), self._stop is None
+        self._out.extend(course.advance(self.living, self._now, may_issue=may_issue))
         # Ranks that still leave the last round read what comes now after it: orders are in order.
-        if self._stop is not None:
-            self._finish("stopped", self._stop.why)
-        elif rounds.schedule.finished:
+        if course.is_over:
+            course.wish_last_save()
             self.phase = "evaluating"
+        elif self._stop is not None and course.rounds.idle:
+            self._wind_down("stopped", self._stop.why)
 
     def _evaluate(self) -> None:
+        course = self._course()
         if self._stop is not None:
-            self._finish("stopped", self._stop.why)
-        elif self._scorer not in self.living:
-            self._scorer = self._rounds().fastest(self.living)
-            epoch = self._rounds().plan.epochs - 1
-            self._out.append(Evaluate(rank=self._scorer, epoch=epoch))
+            self._wind_down("stopped", self._stop.why)
+            return
+        self._out.extend(course.save(self.living, self._now))
+        self._out.extend(course.evaluate(self.living))
+        if course.is_scored:
+            self._wind_down("ok", "all epochs done")
+
+    def _wind_down(self, status: str, reason: str) -> None:
+        self._outcome = (status, reason)
+        self.phase = "saving"
+
+    def _save(self) -> None:
+        course = self._course()
+        self._out.extend(course.save(self.living, self._now))
+        if self.phase == "saving" and not course.is_saving:
+            self._finish(*self._outcome)
 
     def _finish(self, status: str, reason: str) -> None:
         self._outcome = (status, reason)
@@ -231,22 +274,18 @@ class Coordinator:
         for rank in self.living:
             self._out.append(Finish(rank=rank, status=status, reason=reason))
 
-    def _tell(self, closed: EpochClosed, value: float | None) -> None:
-        """Let the script on every rank know how an epoch went."""
-        for rank in self.living:
-            told = EpochMetrics(rank, closed.epoch, closed.loss, closed.picks, value)
-            self._out.append(told)
-
-    def _rounds(self) -> ReduceCycle:
-        if self._cycle is None:
-            raise PeerBroke("a rank reports a round before the run has begun")
-        return self._cycle
+    def _course(self) -> Training:
+        if self._training is None:
+            raise WeBroke(f"there is no training in phase {self.phase}")
+        return self._training
 
     # ---- the end ------------------------------------------------------------------------------
 
     def _end_without_living(self) -> None:
         """Every rank has finished or is dead."""
         if self._finished:
+            if self._training is not None and self._training.is_publishing:
+                return  # the training is over, but a checkpoint is on its way
             self._wind_up()
         elif self._formation.nobody_came and {d.cause for d in self.ledger.deaths} == {"exit 0"}:
             raise BadConfig(
@@ -257,7 +296,7 @@ class Coordinator:
 
     def _wind_up(self) -> None:
         hashes = {report.params_sha256 for report in self._finished.values()}
-        if len(hashes) > 1 and self._cycle is not None:  # without it nobody has trained
+        if len(hashes) > 1 and self._training is not None:  # without it nobody has trained
             by_rank = {rank: report.params_sha256[:12] for rank, report in self._finished.items()}
             raise WeBroke(f"ranks end with different parameters: {by_rank}")
         status, reason = self._outcome
