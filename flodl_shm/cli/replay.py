@@ -33,7 +33,7 @@ def replay_command(as_json: bool, path: Path) -> int:
     from flodl_shm.control.coordinator import Coordinator  # --help needs none of it
 
     header, records = _open(path)
-    coordinator = Coordinator(header.flags, header.world_size)
+    coordinator = Coordinator(header.flags, header.world_size, header.resume)
     seen: list[Record] = []
     verdict = replay(_watched(records, seen), coordinator.step)
     lasted_s = (seen[-1].at - header.started_at) / 1e9 if seen else 0.0

@@ -20,6 +20,7 @@ import msgspec
 from flodl_shm.control import messages
 from flodl_shm.control.messages import Action, Event, Message
 from flodl_shm.control.options import Wishes
+from flodl_shm.control.resume import Resume
 from flodl_shm.errors import BadConfig
 from flodl_shm.ids import Nanos
 
@@ -41,8 +42,9 @@ class Header(msgspec.Struct, frozen=True):
     started: str  # wall time, ISO 8601: the only one in the file
     started_at: Nanos  # the same moment on the clock of all other lines
     versions: dict[str, str]
-    world_size: int = 0  # this and the next are what the coordinator was made with
+    world_size: int = 0  # this and the next two are what the coordinator was made with
     flags: Wishes = Wishes()
+    resume: Resume | None = None
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -78,9 +80,10 @@ class Journal:
         versions: Mapping[str, str],
         world_size: int,
         flags: Wishes,
+        resume: Resume | None = None,
     ) -> None:
         """Write the first line."""
-        self._line(Header(SCHEMA, run_id, started, at, dict(versions), world_size, flags))
+        self._line(Header(SCHEMA, run_id, started, at, dict(versions), world_size, flags, resume))
 
     def write(self, kind: Kind, message: Message, now: Nanos) -> None:
         """Append one record. Never raises because of the disk."""
