@@ -121,6 +121,19 @@ def _describe(
     )
 
 
+def in_words(error: BaseException) -> tuple[str, str]:
+    """One line, `KeyError: 'x' (train.py:12)`, and the traceback: for an error that ends nothing.
+
+    The place is in code of the user. Never raises, whatever the exception does.
+    """
+    file, line = _place(error)
+    message = _plain(_safe_text(error), MESSAGE_CHARS)
+    said = ErrorReport(
+        Rank(0), Row(0), 0, "", Nanos(0), _kind(error), message, _plain(file, MESSAGE_CHARS), line
+    )
+    return said.headline(), _plain(_trace(error), TRACE_CHARS)
+
+
 def all_stacks() -> dict[str, str]:
     """The Python stack of every thread of this process, innermost call last; ours first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}

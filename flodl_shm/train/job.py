@@ -16,6 +16,9 @@ from flodl_shm.errors import BadConfig
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from flodl_shm.control.messages import EpochMetrics
+    from flodl_shm.train.epoch_handle import EpochHandle
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -27,6 +30,9 @@ class Job:
     dataset: Any
     eval_fn: Callable[[nn.Module, Any], float] | None = None
     eval_dataset: Any = None
+    epoch_fn: Callable[[int, EpochHandle], object] | None = None
+    checkpoint_fn: Callable[[int, nn.Module], object] | None = None
+    metrics_fn: Callable[[EpochMetrics], object] | None = None
     scheduler: Callable[..., Any] | None = None
     transform: Callable[[Any, torch.Tensor], Any] | None = None
     wishes: Wishes = Wishes()

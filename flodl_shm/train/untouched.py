@@ -1,9 +1,9 @@
-"""An evaluation leaves no trace in the training: model and random numbers are as before it.
+"""A function of the user between two windows leaves no trace in the training.
 
-It runs on one rank only, whichever is the fastest by then. A forward pass in train mode, which
-moves the statistics of BatchNorm, would leave that rank with another consensus than the others;
-a number drawn, as each DataLoader does, would make the rest of the run depend on who scored. What
-is scored, and what becomes of the score, is not known here.
+It runs on one rank only, whichever is the fastest by then. An evaluation's forward pass in train
+mode, which moves the statistics of BatchNorm, would leave that rank with another consensus than
+the others; a number drawn, as each DataLoader does, would make the rest of the run depend on who
+was asked. What the function is for is not known here.
 """
 
 from __future__ import annotations
@@ -29,12 +29,35 @@ def untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
 
     Costs a copy of the model's tensors in the host's memory as long as it lasts.
     """
-    with modes_kept(model), _generators_kept(device):
+    with _all_but_values_kept(model, device):
         before = _Snapshot(model)
         try:
             yield
         finally:
             before.put_back()
+
+
+@contextmanager
+def kept(model: nn.Module | None) -> Iterator[None]:
+    """The same but for the values of the model, which are the function's to answer for."""
+    first = None if model is None else next(model.parameters(), None)
+    with _all_but_values_kept(model, torch.device("cpu") if first is None else first.device):
+        yield
+
+
+@contextmanager
+def _all_but_values_kept(model: nn.Module | None, device: torch.device) -> Iterator[None]:
+    """Modes of modules and of autograd, gradients, generators."""
+    is_grad_enabled = torch.is_grad_enabled()
+    try:
+        with _generators_kept(device):
+            if model is None:
+                yield
+            else:
+                with modes_kept(model), _gradients_kept(model):
+                    yield
+    finally:
+        torch.set_grad_enabled(is_grad_enabled)
 
 
 class _Snapshot:
@@ -73,6 +96,27 @@ def _has_values(tensor: torch.Tensor) -> bool:
     """A dense one, and no promise of one."""
     is_promise = nn.parameter.is_lazy(tensor) or tensor.is_meta
     return tensor.layout == torch.strided and not is_promise
+
+
+@contextmanager
+def _gradients_kept(model: nn.Module) -> Iterator[None]:
+    """Whether each parameter has one: a backward pass inside must not add to the next step's."""
+    before = [(parameter, parameter.grad) for parameter in model.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, grad in before:
+            if parameter.grad is not grad:
+                parameter.grad = grad if grad is not None and _fits(parameter, grad) else None
+
+
+def _fits(parameter: nn.Parameter, grad: torch.Tensor) -> bool:
+    """A function that has changed a parameter's kind must not fail in its tidying up."""
+    return (grad.shape, grad.dtype, grad.device) == (
+        parameter.shape,
+        parameter.dtype,
+        parameter.device,
+    )
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flodl_shm.ids import Rank, Row
-from flodl_shm.proc.error_file import read_error, write_error
+from flodl_shm.proc.error_file import in_words, read_error, write_error
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -183,3 +183,12 @@ def test_junk_is_no_report(tmp_path, junk):
 def test_no_file_and_a_directory_are_no_report(tmp_path):
     assert read_error(tmp_path / "none") is None
     assert read_error(tmp_path) is None
+
+
+def test_an_error_in_words_is_one_line_and_a_traceback():
+    line, trace = in_words(caught(fail_in_a_library))
+    assert line.startswith("json.decoder.JSONDecodeError: Expecting")
+    assert line.endswith("test_error_file.py:35)")
+    assert "\n" not in line
+    assert trace.startswith("Traceback")
+    assert in_words(SystemExit()) == ("SystemExit", "SystemExit\n")

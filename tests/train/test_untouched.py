@@ -110,17 +110,17 @@ def test_random_numbers_go_on_where_they_were():
 
 
 def test_a_rank_that_has_scored_ends_with_the_others_parameters():
-    """BatchNorm moves its statistics in the evaluation, since that does not ask for eval mode."""
+    """BatchNorm moves its statistics in the evaluation, since that asks for train mode."""
 
     def hash_of(eval_fn):
         floats = Replica(Net()).layout.grid.floats
         orders = (attach(), grant(1, 0), grant(2, 2, ((0, 8),)), Evaluate(Rank(1), 1), FINISH)
         session = Session(*orders, floats=floats)
-        run(session, job(eval_fn=eval_fn))
+        run(session, job(eval_fn=eval_fn, eval_dataset=torch.ones(4, 3)))
         values.extend(report.value for report in session.link.of(Evaluated))
         return session.link.of(Finished)[0].params_sha256
 
     values: list[float | None] = []
-    moved = hash_of(lambda model, data: model(data.tensors[0]).mean().item())
+    moved = hash_of(lambda model, data: model.train()(data).mean().item())
     assert moved == hash_of(lambda model, data: 1.0)
     assert None not in values
