@@ -33,7 +33,7 @@ def as_text(config: RunConfig) -> str:
     lines.append("")
     for name, (value, source) in settings(config).items():
         said = "default, unless the script says it" if source == SCRIPT_OR_DEFAULT else source
-        lines.append(f"  {name:<16} {_shown(value):<24} {said}".rstrip())
+        lines.append(f"  {name:<19} {_shown(value):<24} {said}".rstrip())
     return "\n".join(lines)
 
 

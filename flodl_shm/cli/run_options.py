@@ -17,6 +17,7 @@ RIG = "Ranks and devices"
 TRAINING = "Training"
 BALANCE = "Balance"
 FAULTS = "Deaths and stops"
+SAVES = "Checkpoints and callbacks"
 OUTPUT = "Files and screen"
 
 # Values the contract names and this version lacks, by option.
@@ -175,6 +176,44 @@ OPTIONS: tuple[RunOption, ...] = (
         help="A rank weighs its steps to this power in the mean. [default: 1]",
     ),
     working(
+        "--save",
+        type=click.Path(path_type=Path),
+        metavar="STEM",
+        section=SAVES,
+        help="Checkpoints are directories STEM-<step>, also one at the end. "
+        "[default: RUN_DIR/ckpt/model, not at the end]",
+    ),
+    working(
+        "--save-every",
+        type=int,
+        metavar="EPOCHS",
+        section=SAVES,
+        help="Save this often; 0: only when somebody asks, or stops the run. [default: 0]",
+    ),
+    working("--keep", type=int, metavar="N", section=SAVES, help="Remove all but the newest N."),
+    working(
+        "--resume",
+        metavar="auto|STEM",
+        section=SAVES,
+        help="Go on from the newest checkpoint of STEM, or a directory. auto: of --save, else of "
+        "earlier runs, and start afresh where there is none.",
+    ),
+    working(
+        "--epoch-callback-rank",
+        metavar="fastest|N",
+        section=SAVES,
+        help="Who runs the epoch function and the evaluation, and writes the model. "
+        "[default: fastest]",
+    ),
+    working(
+        "--callback-timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        section=SAVES,
+        help="A function of the script that lasts longer is abandoned. [default: 600]",
+    ),
+    working(
         "--dead-after",
         type=float,
         default=5.0,
@@ -256,16 +295,10 @@ OPTIONS: tuple[RunOption, ...] = (
     later("--guard", metavar="trend|msf|none", neutral="trend", does="Convergence guard."),
     later("--lr-control", metavar="on|off", neutral="off", does="Learning-rate meta-controller."),
     later("--arena-dtype", metavar="f32|bf16", neutral="f32", does="Of parameters in the arena."),
-    later("--save", metavar="STEM", does="Where checkpoints go."),
-    later("--save-every", metavar="EPOCHS", does="How often."),
-    later("--keep", metavar="N", does="How many stay."),
-    later("--resume", metavar="auto|STEM", does="Go on from a checkpoint."),
     later("--max-failures", metavar="N|FRACTION", does="Deaths until the run gives up."),
     later("--restarts", metavar="N", neutral="0", does="Returns of a dead rank."),
     later("--rejoin-optimizer", metavar="fresh|peer", does="What a returning rank starts with."),
     later("--on-death", metavar="continue|abort", neutral="continue", does="What a death means."),
-    later("--callback-timeout", metavar="S", does="For evaluation and checkpoint callbacks."),
-    later("--epoch-callback-rank", metavar="fastest|N", does="Who runs callbacks."),
     later("--trace", metavar="FILE", does="A trace of the run."),
     later("--serve", metavar="[HOST:]PORT", does="A page about the run."),
 )

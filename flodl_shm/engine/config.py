@@ -95,6 +95,10 @@ class RunConfig:
     dead_after_s: float = 5.0
     stall_timeout_s: float = 300.0
     grace_s: float = 30.0
+    save: Path | None = None  # stem of checkpoint directories; None: in the run's own directory
+    keep: int | None = None  # newest checkpoints that stay; None: all
+    resume: str | None = None  # "auto", a stem, or one checkpoint's directory
+    callback_timeout_s: float = 600.0
     run_root: Path = Path("runs")
     name: str | None = None
     progress: str = "auto"
@@ -120,6 +124,7 @@ class RunConfig:
         self._check_workload_options()
         self._check_slow()
         self._check_limits()
+        self._check_saves()
         self._check_view()
 
     @property
@@ -236,6 +241,32 @@ class RunConfig:
             raise BadConfig(
                 f"--name {self.name!r} cannot be part of a directory's name",
                 hint="Letters, digits, dots, dashes and underscores, at most 64.",
+            )
+
+    def _check_saves(self) -> None:
+        _seconds("callback_timeout", self.callback_timeout_s)
+        if self.callback_timeout_s > plan.LONGEST_WAIT_S:
+            raise BadConfig(
+                f"--callback-timeout {self.callback_timeout_s:g}:"
+                f" {plan.LONGEST_WAIT_S:g} seconds at most"
+            )
+        if self.save is not None and self.save.name in ("", ".."):
+            raise BadConfig(
+                f"--save {self.save}: there is no name in it",
+                hint="STEM is how checkpoints' names begin, as ckpt/model for ckpt/model-000012.",
+            )
+        if self.resume is not None and not self.resume:
+            raise BadConfig("--resume names nothing", hint="Give auto, a stem or a directory.")
+        if self.keep is None:
+            return
+        if self.keep < 1:
+            raise BadConfig(f"--keep {self.keep}: at least 1 checkpoint stays")
+        # A script may save in ways that are not known here.
+        saves = self.save or self.wishes.save_every or self.resume or not self.workload
+        if not saves:
+            raise BadConfig(
+                f"--keep {self.keep} has no effect: nothing is saved",
+                hint="Give --save or --save-every too.",
             )
 
     def _check_view(self) -> None:

@@ -24,14 +24,14 @@ WORKING = {
     "--anchor", "--max-anchor", "--overhead-target", "--gamma", "--dead-after", "--stall-timeout",
     "--grace", "--run-dir", "--name", "--progress", "--show-ranks", "--summary", "--dry-run",
     "--json", "--quiet", "--verbose", "--augment", "--max-batch-diff", "--speed-hint",
-    "--partition-ratios", "--eval-every", "--module", "--config", "--start",
+    "--partition-ratios", "--eval-every", "--module", "--config", "--start", "--save",
+    "--save-every", "--keep", "--resume", "--callback-timeout", "--epoch-callback-rank",
 }  # fmt: skip
 DECLARED = {
     "--lr-scale", "--max-overshoot",
     "--async-apply", "--easgd-alpha", "--outer", "--guard",
-    "--lr-control", "--arena-dtype", "--save", "--save-every", "--keep", "--resume",
-    "--max-failures", "--restarts", "--rejoin-optimizer", "--on-death", "--callback-timeout",
-    "--epoch-callback-rank", "--trace", "--serve",
+    "--lr-control", "--arena-dtype",
+    "--max-failures", "--restarts", "--rejoin-optimizer", "--on-death", "--trace", "--serve",
 }  # fmt: skip
 
 

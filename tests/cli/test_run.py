@@ -77,7 +77,8 @@ def test_every_setting_reaches_its_field(launched):
         --tail keep --augment 2 --eval-every 1 --max-batch-diff 5 --speed-hint 1:2.5
         --max-grad-norm 1.5 --anchor 4 --max-anchor 40 --overhead-target 0.1 --gamma 0.5
         --dead-after 2 --stall-timeout 60 --grace 7 --run-dir elsewhere --name trial --start spawn
-        --progress line --show-ranks all --summary out.json -vv"""
+        --save kept/model --save-every 2 --keep 3 --resume auto --epoch-callback-rank 1
+        --callback-timeout 90 --progress line --show-ranks all --summary out.json -vv"""
     assert main_run(words.split()) == 0
     config = launched.config
     assert msgspec.to_builtins(config.wishes) == {
@@ -95,13 +96,23 @@ def test_every_setting_reaches_its_field(launched):
         "overhead_target": 0.1,
         "gamma": 0.5,
         "max_grad_norm": 1.5,
+        "save_every": 2,
+        "epoch_callback_rank": "1",
     }
+    assert (config.save, config.keep, config.resume) == (Path("kept/model"), 3, "auto")
+    assert config.callback_timeout_s == 90
     assert [str(one) for one in config.slow] == ["1:2.5", "0:3@1"]
     assert config.workload_options == {"step_ms": (20.0, 40.5), "picks": 90}
     assert (config.dead_after_s, config.stall_timeout_s, config.grace_s) == (2, 60, 7)
     assert (config.run_root, config.name) == (Path("elsewhere"), "trial")
     assert (config.progress, config.show_ranks, config.verbose) == ("line", "all", 2)
     assert (config.summary, config.start) == (Path("out.json"), "spawn")
+
+
+@pytest.mark.parametrize("words", ["--save x", "--save-every 1", "--resume auto", "train.py"])
+def test_keeping_some_has_an_effect_wherever_something_may_be_saved(launched, words):
+    assert main_run(["--keep", "2", *words.split()]) == 0
+    assert launched.config.keep == 2
 
 
 def test_underscores_and_the_torchrun_spelling_are_understood(launched):
@@ -194,6 +205,18 @@ def test_the_exit_code_is_the_launchers(launched, code):
         ("--augment 0", "augment is 0"),
         ("--eval-every -1", "eval_every is -1"),
         ("--batch-size four", "--batch-size 'four' is no whole number"),
+        ("--save .", "--save .: there is no name in it"),
+        ("--save a/..", "there is no name in it"),
+        ("--save-every -1", "save_every is -1"),
+        ("--keep 0 --save x", "--keep 0: at least 1 checkpoint stays"),
+        ("--keep 2", "--keep 2 has no effect: nothing is saved"),
+        ("--keep 2 --save-every 0", "--keep 2 has no effect: nothing is saved"),
+        ("--resume=", "--resume names nothing"),
+        ("--callback-timeout 0", "--callback-timeout 0: must be more than 0 seconds"),
+        ("--callback-timeout nan", "--callback-timeout nan: must be more than 0 seconds"),
+        ("--callback-timeout 1e300", "--callback-timeout 1e+300: 1e+09 seconds at most"),
+        ("--ranks 3 --epoch-callback-rank 5", "names rank 5 of 3 ranks"),
+        ("--epoch-callback-rank slowest", "epoch_callback_rank is 'slowest'"),
     ],
 )
 def test_what_cannot_be_is_one_sentence_and_exit_2(launched, capsys, words, sentence):
@@ -211,9 +234,8 @@ def test_what_cannot_be_is_one_sentence_and_exit_2(launched, capsys, words, sent
     """--policy async|--backend nccl|--backend gloo
     |--lr-scale 2|--max-overshoot 3
     |--async-apply delta|--easgd-alpha 0.5|--outer slowmo
-    |--guard msf|--lr-control on|--arena-dtype bf16|--save x|--save-every 1|--keep 3|--resume auto
-    |--max-failures 1|--restarts 1|--rejoin-optimizer peer|--on-death abort|--callback-timeout 5
-    |--epoch-callback-rank fastest|--trace f|--serve 8080
+    |--guard msf|--lr-control on|--arena-dtype bf16
+    |--max-failures 1|--restarts 1|--rejoin-optimizer peer|--on-death abort|--trace f|--serve 8080
     |--devices GPU-3f1c""".replace("\n", "").split("|"),
 )
 def test_what_is_not_built_is_refused(launched, capsys, words):
@@ -225,9 +247,9 @@ def test_what_is_not_built_is_refused(launched, capsys, words):
 
 
 def test_what_is_not_built_is_refused_from_the_environment_too(launched, monkeypatch, capsys):
-    monkeypatch.setenv("FLODL_RESUME", "auto")
+    monkeypatch.setenv("FLODL_RESTARTS", "1")
     assert main_run([]) == 2
-    assert "--resume auto is not available" in capsys.readouterr().err
+    assert "--restarts 1 is not available" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -243,7 +265,7 @@ def test_dry_run_prints_every_setting_with_its_source_and_starts_nothing(launche
     out = capsys.readouterr().out
     lines = [line.split() for line in out.splitlines()]
     assert ["epochs", "3", "flag"] in lines
-    assert "batch-size       32                       default, unless the script says it" in out
+    assert "batch-size          32                       default, unless the script says it" in out
     assert ["grace", "30.0", "default"] in lines
     assert "rank 1  cpu  slow 1:2.5" in out
     assert launched.config is None
