@@ -45,6 +45,8 @@ def sync(view: View) -> tuple[Gate, str]:
         return Gate.HOLD, f"{view.unsettled} rounds are under way"
     if view.undealt:
         return Gate.EXACT, f"{view.undealt} picks undealt"
+    if view.unused and not view.unsettled:
+        return Gate.EXACT, f"{view.unused} picks were left untrained, none in flight"
     return _epoch_edge(view)
 
 
@@ -69,8 +71,6 @@ def _epoch_edge(view: View) -> tuple[Gate, str]:
     """All picks are dealt: the next epoch opens once no death can bring one back."""
     if view.unsettled:
         return Gate.HOLD, "the epoch's last picks are in flight"
-    if view.unused:
-        return Gate.HOLD, f"{view.unused} picks are still held"
     if view.epochs_left:
         return Gate.NEXT_EPOCH, "every pick of the epoch is in a settled round"
     return Gate.HOLD, "no epoch is left"

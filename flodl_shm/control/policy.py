@@ -82,6 +82,9 @@ class Sync:
 
     def deal(self, verdict: Gate, scene: Scene) -> WindowPlan:
         """See Policy."""
+        if not scene.pool.undealt:  # a script left its window early: its picks are dealt anew
+            for rank in scene.belief.counts:
+                scene.pool.give_back(rank)
         sizes = {rank: scene.belief.sizes[rank] for rank in scene.belief.counts}
         planned = window_plan.plan_sync(scene.pool.undealt, sizes)
         for rank, batches in planned.planned.items():

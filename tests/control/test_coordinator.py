@@ -13,6 +13,7 @@ from flodl_shm.control.messages import (
     BuildArena,
     Died,
     End,
+    EpochClosed,
     EpochMetrics,
     Evaluate,
     Evaluated,
@@ -292,3 +293,28 @@ def test_whom_the_run_waits_for_has_a_name() -> None:
     assert play.mind.awaited() == {scorer: "the evaluation"}
     play.tell(Evaluated(Rank(0), Row(0), 0, 1.0), finished(0))
     assert play.mind.awaited() == {1: "its state"}
+
+
+def test_a_window_left_early_under_sync_is_dealt_anew() -> None:
+    """The script on rank 0 trains nothing in its first window: nobody waits, nothing is lost."""
+    play = Play()
+    said = play.tell(ready(0), ready(1), attached(0), attached(1))
+    consumed, lazy = [0, 0], True
+    for _ in range(20):
+        grants = [action for action in said if isinstance(action, Grant)]
+        if not grants:
+            break
+        said = []
+        for number in sorted({grant.round for grant in grants}):
+            for grant in (grant for grant in grants if grant.round == number):
+                held = sum(stop - start for start, stop in grant.spans) + grant.after
+                work = min(grant.ceiling, held - consumed[grant.rank])
+                if work and grant.rank == 0 and lazy:
+                    work, lazy = 0, False
+                consumed[grant.rank] += work
+                said += play.tell(arrived(grant.rank, number, work, consumed[grant.rank]))
+            said += play.tell(left(0, number, 0, 1), left(1, number, 0, 1))
+    (closed,) = [action for action in play.said if isinstance(action, EpochClosed)]
+    assert (closed.done_once, closed.duplicated, closed.missing) == (4, 0, 0)
+    assert sum(consumed) == 4
+    assert not lazy
