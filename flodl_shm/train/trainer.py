@@ -14,6 +14,7 @@ from flodl_shm.control.options import Wishes
 from flodl_shm.errors import BadConfig
 from flodl_shm.ids import Rank
 from flodl_shm.train import session as sessions
+from flodl_shm.train.arguments import check_callback_rank, check_functions
 from flodl_shm.train.data.source import as_source
 from flodl_shm.train.gpu_worker import GpuWorker
 from flodl_shm.train.handle import Handle
@@ -25,16 +26,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from flodl_shm.control.messages import EpochMetrics
+    from flodl_shm.train.epoch_handle import EpochHandle
     from flodl_shm.train.state import TrainedState
     from flodl_shm.train.turnstile import Turnstile
 
 # Arguments of later versions. Refused, not ignored: a run without them is another run.
-LATER = (
-    "epoch_fn",
-    "checkpoint_fn",
-    "metrics_fn",
-    "outer_optimizer",
-)
+LATER = ("outer_optimizer",)
 WHOLE = (
     "epochs",
     "seed",
@@ -43,6 +41,7 @@ WHOLE = (
     "augment",
     "max_batch_diff",
     "eval_every",
+    "save_every",
 )
 REAL = ("overhead_target", "gamma", "max_grad_norm")
 
@@ -56,15 +55,22 @@ class Trainer:
         zero_grad, backward and step. One batch is one optimizer step.
     `dataset`: map-style, or an object with `__len__` and `get_batch(indices)`, where indices is a
         1-D int64 numpy array of samples.
-    `eval_fn(model, eval_dataset)`: a float, higher is better; without `eval_dataset` it gets
-        `dataset`. It runs on one rank, on the consensus; what it changes in the model, and the
-        random numbers it draws, are put back.
+    `eval_fn(model, eval_dataset)`: a float, higher is better, on the consensus and in eval mode.
+        What it changes in the model is put back.
+    `epoch_fn(epoch, worker)`: called before each epoch's first step; see train/epoch_handle.py
+        for the worker, which can change the learning rate of all ranks.
+    `checkpoint_fn(version, model)`: called with each checkpoint, on the rank that writes the
+        model. `metrics_fn(metrics)`: called with an EpochMetrics after each epoch, and once more
+        with the value of its evaluation. These four run on one rank each, chosen by
+        `epoch_callback_rank` but for the last; random numbers they draw are put back, what they
+        raise is shown and the training goes on.
     `batch_size`: samples of one step; a sequence gives each rank its own.
     `augment`, `transform`: an epoch has samples x augment picks; `transform(batch, keys)` gets one
         int64 key per pick, the same whichever rank trains it, to draw its randomness from.
     `partition_ratios`: fixed shares by rank, summing to 1. `speed_hint`: (slowest rank, how many
         times faster the others are), a first guess. `max_batch_diff`: batches a rank may be ahead.
     `eval_every`: epochs between evaluations of the consensus; 0: only the final one.
+    `save_every`: epochs between checkpoints; 0: only when asked for, or when the run is stopped.
     `scheduler`: a function of the global step that returns the learning rate, or a factory
         `(optimizer, world_size)`; see train/lr.py.
     `step_ms`: one time in milliseconds per rank; each step waits until it has lasted as long: a
@@ -83,6 +89,9 @@ class Trainer:
         dataset: Any,
         eval_fn: Callable[[nn.Module, Any], float] | None = None,
         eval_dataset: Any = None,
+        epoch_fn: Callable[[int, EpochHandle], object] | None = None,
+        checkpoint_fn: Callable[[int, nn.Module], object] | None = None,
+        metrics_fn: Callable[[EpochMetrics], object] | None = None,
         scheduler: Callable[..., Any] | None = None,
         policy: str | None = None,
         epochs: int | None = None,
@@ -100,12 +109,13 @@ class Trainer:
         speed_hint: tuple[int, float] | None = None,
         max_batch_diff: int | None = None,
         eval_every: int | None = None,
+        save_every: int | None = None,
+        epoch_callback_rank: str | int | None = None,
         step_ms: Sequence[float] = (),
         **later: Any,
     ) -> None:
         _refuse_later(later)
         _check_callables(model, optimizer, train_step)
-        _check_optional(eval_fn=eval_fn, transform=transform)
         if scheduler is not None:
             kind_of(scheduler)
         as_source(dataset)
@@ -125,6 +135,8 @@ class Trainer:
             speed_hint=(Rank(speed_hint[0]), speed_hint[1]) if speed_hint else None,
             max_batch_diff=max_batch_diff,
             eval_every=eval_every,
+            save_every=save_every,
+            epoch_callback_rank=check_callback_rank(epoch_callback_rank),
         )
         _check_types(wishes)
         plan.check(wishes)
@@ -135,11 +147,15 @@ class Trainer:
             dataset=dataset,
             eval_fn=eval_fn,
             eval_dataset=eval_dataset,
+            epoch_fn=epoch_fn,
+            checkpoint_fn=checkpoint_fn,
+            metrics_fn=metrics_fn,
             scheduler=scheduler,
             transform=transform,
             wishes=wishes,
             step_ms=_checked_step_ms(step_ms),
         )
+        check_functions(self.job)
 
     def run(self) -> TrainedState:
         """Train to the end and return the consensus.
@@ -223,15 +239,6 @@ def _check_callables(model: object, optimizer: object, train_step: object) -> No
     if not callable(train_step):
         raise BadConfig(
             f"train_step is {train_step!r}", hint="Give a function (model, batch) -> loss."
-        )
-
-
-def _check_optional(*, eval_fn: object, transform: object) -> None:
-    if eval_fn is not None and not callable(eval_fn):
-        raise BadConfig(f"eval_fn is {eval_fn!r}", hint="Give a function (model, data) -> float.")
-    if transform is not None and not callable(transform):
-        raise BadConfig(
-            f"transform is {transform!r}", hint="Give a function (batch, keys) -> batch."
         )
 
 

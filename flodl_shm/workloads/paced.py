@@ -57,12 +57,14 @@ def build(options: Mapping[str, Any]) -> dict[str, Any]:
     picks = options.get("picks", PICKS)
     if isinstance(picks, bool) or not isinstance(picks, int) or picks < 1:
         raise BadConfig(f"picks is {picks!r}", hint="Give a whole number, at least 1.")
+    points = make_data(picks)
     return {
         "model": lambda: nn.Linear(FEATURES, 1),
         "optimizer": lambda params: torch.optim.SGD(params, lr=0.01),
         "train_step": train_step,
-        "dataset": make_data(picks),
+        "dataset": points,
         "eval_fn": evaluate,
+        "eval_dataset": points,
         "epochs": 1,
         "batch_size": 1,
         "step_ms": tuple(options.get("step_ms") or default_step_ms(MOST_RANKS)),

@@ -137,7 +137,7 @@ def test_dry_run_shows_the_source(capsys):
         ("ranks = 2\nnproc_per_node = 3", "f.toml says --ranks twice"),
         ("policy = 'fast'", "'fast' is not one of"),
         ("epochs = 0", "epochs is 0"),
-        ("resume = 'auto'", "--resume auto is not available in this version"),
+        ("guard = 'msf'", "--guard msf is not available in this version"),
         ("outer = 'slowmo'", "--outer slowmo is not available"),
     ],
 )

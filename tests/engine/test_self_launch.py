@@ -41,7 +41,7 @@ class Normed(nn.Sequential):
 mark("begins")
 told = []
 try:
-    state = train(model=Normed, eval_fn=score, epochs=3)
+    state = train(model=Normed, eval_fn=score, eval_dataset=data(), epochs=3)
     total = state.params["0.weight"].sum().item()
     told.append([state.status, state.global_step, state.evaluation, total])
     told.append(sorted(state.buffers))

@@ -23,6 +23,7 @@ def slow(model, batch):
 
 def trainer(epochs, step=mse):
     more = {"batch_size": 4, "epochs": epochs, "eval_fn": score, "eval_every": 2}
+    more["eval_dataset"] = data()
     return fl.Trainer(linear, sgd, step, dataset=data(), **more)
 
 handle = trainer(3).start()

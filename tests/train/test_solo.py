@@ -112,7 +112,7 @@ def test_an_evaluation_that_raises_costs_no_training():
         raise ZeroDivisionError("no samples")
 
     with pytest.warns(RuntimeWarning, match="ZeroDivisionError: no samples"):
-        state = trainer(eval_fn=broken).run()
+        state = trainer(eval_fn=broken, eval_dataset=data()).run()
     assert state.status == "ok"
 
 

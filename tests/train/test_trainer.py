@@ -29,6 +29,10 @@ def loss(model, batch):
     return model(batch[0]).sum()
 
 
+def score(model, data):
+    return 1.0
+
+
 def trainer(**changes):
     model = changes.pop("model", nn.Linear(2, 1))
     optimizer = changes.pop("optimizer", sgd)
@@ -58,9 +62,20 @@ def trainer(**changes):
         ({"gamma": "1"}, "gamma is '1'"),
         ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0"),
         ({"step_ms": (20, 0)}, "step_ms has 0"),
-        ({"epoch_fn": print}, "epoch_fn is not available in this version"),
-        ({"checkpoint_fn": print}, "checkpoint_fn is not available"),
-        ({"metrics_fn": print}, "metrics_fn is not available"),
+        ({"eval_fn": score}, "the evaluation function has no data. Give eval_dataset="),
+        ({"eval_dataset": DATA}, "eval_dataset has no effect without eval_fn"),
+        ({"eval_fn": lambda m: 1, "eval_dataset": DATA}, "eval_fn cannot be called with .model, e"),
+        ({"epoch_fn": 3}, "epoch_fn is 3. Give a function .epoch, worker."),
+        ({"epoch_fn": lambda: 1}, "epoch_fn cannot be called with .epoch, worker.: too many"),
+        ({"checkpoint_fn": "path"}, "checkpoint_fn is 'path'. Give a function .version, model."),
+        ({"checkpoint_fn": lambda a, b, c: 1}, "checkpoint_fn cannot be called .*missing a requ"),
+        ({"metrics_fn": ()}, r"metrics_fn is \(\). Give a function .metrics."),
+        ({"metrics_fn": lambda *, m: 1}, "metrics_fn cannot be called with .metrics"),
+        ({"save_every": -1}, "save_every is -1"),
+        ({"save_every": True}, "save_every is True"),
+        ({"epoch_callback_rank": 1.0}, "epoch_callback_rank is 1.0. Give 'fastest'"),
+        ({"epoch_callback_rank": -1}, "epoch_callback_rank is '-1'"),
+        ({"epoch_callback_rank": "slowest"}, "epoch_callback_rank is 'slowest'"),
         ({"outer_optimizer": "slowmo"}, "outer_optimizer is not available"),
         ({"transform": "flip"}, "transform is .flip."),
         ({"augment": 0}, "augment is 0"),
@@ -83,18 +98,20 @@ def test_an_unknown_argument_is_pythons_own_error():
 
 
 def test_arguments_of_later_versions_may_be_said_to_be_nothing():
-    assert trainer(epoch_fn=None, augment=1).job.eval_fn is None
+    assert trainer(outer_optimizer=None, augment=1).job.eval_fn is None
+
+
+def test_functions_become_the_jobs():
+    given = {"eval_fn": score, "epoch_fn": print, "checkpoint_fn": print, "metrics_fn": max}
+    job = trainer(eval_dataset=DATA, transform=zip, **given).job
+    assert {name: getattr(job, name) for name in given} == given
+    assert (job.eval_dataset, job.transform) == (DATA, zip)
 
 
 def test_only_what_was_said_becomes_a_wish():
-    wishes = trainer(epochs=3, gamma=1).job.wishes
+    wishes = trainer(epochs=3, gamma=1, epoch_callback_rank=2).job.wishes
+    assert (wishes.epoch_callback_rank, wishes.save_every) == ("2", None)
     assert (wishes.epochs, wishes.gamma, wishes.policy, wishes.seed) == (3, 1, None, None)
-
-
-@pytest.mark.parametrize("method", ["worker"])
-def test_methods_of_later_versions_are_refused(method):
-    with pytest.raises(BadConfig, match=f"{method}.. is not available in this version"):
-        getattr(trainer(), method)()
 
 
 def test_under_a_launcher_run_is_a_rank(monkeypatch):
@@ -109,6 +126,7 @@ def test_under_a_launcher_run_is_a_rank(monkeypatch):
 
     class Session:
         rank, row, world_size, device, seed, slow, link = 2, 5, 4, "cpu", None, (), Link()
+        callback_timeout_s = 5.0
 
     monkeypatch.setattr(sessions, "CURRENT", Turnstile(Session()))
     assert trainer().run().status == "stopped"
