@@ -30,7 +30,8 @@ class Publisher:
     """
 
     def __init__(self, stem: Path, run_id: str, keep: int | None, wake: Callable[[], None]) -> None:
-        self._stem, self._run_id, self._keep, self._wake = stem, run_id, keep, wake
+        self.stem = stem
+        self._run_id, self._keep, self._wake = run_id, keep, wake
         self._owner = Owner(stem, run_id)
         self._work: deque[Publish | DropSave] = deque()
         self._done: deque[Published] = deque()
@@ -39,7 +40,7 @@ class Publisher:
 
     def folder_of(self, save: int) -> Path:
         """Where ranks put their parts of a save; they make it themselves."""
-        return work_folder(self._stem, self._run_id, save)
+        return work_folder(self.stem, self._run_id, save)
 
     def publish(self, order: Publish) -> None:
         """Have it done; a Published event will say how it went."""
@@ -99,14 +100,14 @@ class Publisher:
     def _publish(self, order: Publish) -> Published:
         work = self.folder_of(order.save)
         try:
-            made = folder.publish(self._stem, work, order.meta, order.files)
+            made = folder.publish(self.stem, work, order.meta, order.files)
         except Exception as error:  # the coordinator waits for an answer, whatever it is
             self._drop(order.save)
             return Published(save=order.save, error=f"the checkpoint was not made: {_words(error)}")
         text = ""
         if self._keep is not None:
             try:
-                folder.prune(self._stem, work, self._keep, besides=made)
+                folder.prune(self.stem, work, self._keep, besides=made)
             except Exception as error:
                 text = (
                     f"{made.name} is there, but an older one could not be removed: {_words(error)}"

@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from flodl_shm.errors import BadConfig
@@ -124,10 +125,38 @@ def _read_own(folder: Path, rank: Rank) -> dict[str, Any] | None:
         raise BadConfig(f"cannot read {why(error)}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadConfig(f"{path} cannot be read: {why(error)}") from None
-    missing = {"class", "groups", "optimizer", "rng", "scheduler"} - found.keys()
-    if missing:
-        raise BadConfig(f"{path} cannot be read: it says nothing of {min(missing)}")
+    odd = _first_odd(found)
+    if odd:
+        raise BadConfig(f"{path} cannot be read: what it says of {odd} is damaged")
     return found
+
+
+def _first_odd(found: dict[str, Any]) -> str:
+    """The first part that is not of its kind; empty when all are."""
+    state: Any = found.get("optimizer")
+    is_state = isinstance(state, dict) and isinstance(state.get("state"), dict)
+    fine = {
+        "class": isinstance(found.get("class"), str),
+        "groups": _is_groups(found.get("groups")),
+        "optimizer": is_state and isinstance(state.get("param_groups"), list),
+        "rng": isinstance(found.get("rng"), dict),
+        "scheduler": isinstance(found.get("scheduler", 0), (dict, type(None))),
+        "local": _is_tensors(found.get("local", {})),
+        "extra": isinstance(found.get("extra", {}), dict),
+    }
+    return next((part for part, is_fine in fine.items() if not is_fine), "")
+
+
+def _is_groups(value: object) -> bool:
+    try:
+        msgspec.convert(value, list[list[tuple[str, list[int]]]])
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _is_tensors(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(t, torch.Tensor) for t in value.values())
 
 
 def _check_optimizer(
@@ -170,9 +199,9 @@ def _load_optimizer(optimizer: Optimizer, state: dict[str, Any], folder: Path) -
     # load_state_dict casts to the parameter's dtype: a float32 moment of a bfloat16 parameter
     # would lose its lower half.
     every = [p for group in optimizer.param_groups for p in group["params"]]
-    for index, values in state["state"].items():
-        if isinstance(index, int) and isinstance(values, dict):
-            _undo_casts(optimizer.state[every[index]], values)
+    for index, p in enumerate(every):
+        if isinstance(state["state"].get(index), dict):
+            _undo_casts(optimizer.state[p], state["state"][index])
 
 
 def _undo_casts(mine: dict[str, Any], saved: dict[str, Any]) -> None:
@@ -186,12 +215,12 @@ def _load_local(model: nn.Module, saved: dict[str, Any]) -> list[str]:
     """Integer buffers and extra states of modules; what does not fit is said and left."""
     notes = []
     mine = local(model)
-    for name, value in (saved.get("local") or {}).items():
+    for name, value in saved.get("local", {}).items():
         tensor = mine.get(name)
         if tensor is not None and fact_of(tensor) == fact_of(value):
             with torch.no_grad():
                 write_into(tensor, value)
-    told = saved.get("extra") or {}
+    told = saved.get("extra", {})
     for prefix in extra(model):
         if prefix in told:
             model.get_submodule(prefix).set_extra_state(told[prefix])

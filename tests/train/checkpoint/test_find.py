@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 
 import msgspec
 import pytest
@@ -167,3 +168,28 @@ def test_a_place_one_may_not_look_into_is_said(stem, monkeypatch):
         BadConfig, match=r"cannot look for checkpoints in .*ckpt: Permission denied"
     ):
         newest(stem)
+
+
+def test_whatever_somebody_writes_only_our_errors_come_out(stem):
+    draw = random.Random(10)
+    made = publish_one(stem, 1)
+    names = ("manifest.json", "meta.json", MODEL)
+    bodies = {name: (made / name).read_bytes() for name in names}
+    for _ in range(300):
+        name = draw.choice(names)
+        body = bytearray(bodies[name])
+        for _ in range(draw.randint(1, 4)):
+            at = draw.randrange(len(body))
+            body[at] = draw.choice([0, 0xFF, *b'0{}[]",:9e-', body[at] ^ 1])
+        if name == "manifest.json":
+            (made / name).write_bytes(body)
+        else:
+            rewrite(made, name, body)
+        for look in (newest, load):
+            try:
+                look(stem)
+            except BadConfig:
+                pass
+        (made / name).write_bytes(bodies[name])
+        (made / "manifest.json").write_bytes(bodies["manifest.json"])
+    assert newest(stem).folder == made

@@ -219,3 +219,35 @@ def test_a_rename_that_fails_is_raised_and_nothing_is_lost(stem, monkeypatch):
     with pytest.raises(OSError, match="Read-only"):
         publish_one(stem, 2, save=2)
     assert newest(stem).folder == made
+
+
+def test_everything_is_synced_before_the_name_appears_and_the_name_after(stem, monkeypatch):
+    """What a power cut may undo is only what was not synced yet."""
+    calls = []
+    rename, replace = os.rename, os.replace
+
+    def noted(kind, real):
+        def call(source, target):
+            calls.append((kind, os.path.basename(target)))
+            real(source, target)
+
+        return call
+
+    def sync(fd):
+        calls.append(("fsync", os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))))
+
+    work = work_folder(stem, RUN, 1)
+    files = parts(work)
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "rename", noted("rename", rename))
+    monkeypatch.setattr(os, "replace", noted("replace", replace))
+    made = folder.publish(stem, work, meta(), files)
+    assert calls == [
+        ("fsync", ".meta.json.partial"),
+        ("replace", "meta.json"),
+        ("fsync", ".manifest.json.partial"),
+        ("replace", "manifest.json"),
+        ("fsync", work.name),
+        ("rename", made.name),
+        ("fsync", stem.parent.name),
+    ]

@@ -19,6 +19,7 @@ from flodl_shm.train.checkpoint.find import load, newest
 from flodl_shm.train.checkpoint.manifest import Manifest, encode, read_manifest
 from flodl_shm.train.checkpoint.names import MODEL
 from flodl_shm.train.replica import Replica
+from flodl_shm.train.seeds import seed_everything
 
 optim = torch.optim
 
@@ -252,3 +253,70 @@ def test_damaged_parts_of_it_are_refused(stem, key, value):
     with pytest.raises(BadConfig):
         bring_back(folder, model, adam(model))
     random.setstate(before)
+
+
+def test_whatever_somebody_writes_into_it_only_our_errors_come_out(stem):
+    """Bytes changed at random, and random parts replaced: refused, or brought back as it was."""
+    draw = random.Random(11)
+    seed_everything(11)
+    model = Net()
+    optimizer = adam(model)
+    step(model, optimizer)
+    folder = save(stem, model, optimizer)
+    names = ("optimizer-rank0.json", "optimizer-rank0.safetensors", MODEL)
+    bodies = {name: (folder / name).read_bytes() for name in names}
+    refused = 0
+    before = random.getstate(), torch.get_rng_state(), np.random.get_state()
+    for _ in range(300):
+        name = draw.choice(names)
+        body = bytearray(bodies[name])
+        near = len(body) if name.endswith("json") else 400  # the header is what is parsed
+        for _ in range(draw.randint(1, 3)):
+            at = draw.randrange(min(len(body), near))
+            body[at] = draw.choice([0, 0xFF, *b'0{}[]",:9e', body[at] ^ 1])
+        (folder / name).write_bytes(body)
+        try:
+            bring_back(folder, Net(), adam(Net()))
+        except BadConfig:
+            refused += 1
+        (folder / name).write_bytes(bodies[name])
+    random.setstate(before[0])
+    torch.set_rng_state(before[1])
+    np.random.set_state(before[2])
+    assert refused > 100
+
+
+def leaves(value, path=()):
+    """Every place in nested JSON."""
+    yield path
+    if isinstance(value, (dict, list)):
+        inner = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, one in inner:
+            yield from leaves(one, (*path, key))
+
+
+def test_any_part_of_it_may_be_another_value(stem):
+    draw = random.Random(12)
+    seed_everything(12)
+    model = Net()
+    optimizer = adam(model)
+    step(model, optimizer)
+    path = save(stem, model, optimizer) / "optimizer-rank0.json"
+    text = path.read_text()
+    places = [p for p in leaves(json.loads(text)) if p and "python" not in p[:2]]
+    before = random.getstate(), torch.get_rng_state(), np.random.get_state()
+    for _ in range(200):
+        told = json.loads(text)
+        *way, last = draw.choice(places)
+        spot = told
+        for key in way:
+            spot = spot[key]
+        spot[last] = draw.choice([None, True, -1, 2**70, 0.5, "x", [], {}, [[]], {"$": "tuple"}])
+        path.write_text(json.dumps(told))
+        try:
+            bring_back(path.parent, Net(), adam(Net()))
+        except BadConfig:
+            pass
+    random.setstate(before[0])
+    torch.set_rng_state(before[1])
+    np.random.set_state(before[2])
