@@ -22,20 +22,24 @@ from flodl_shm.gpu.inventory import usable_cuda_devices
 
 if TYPE_CHECKING:
     from flodl_shm.engine.config import RunConfig
+    from flodl_shm.train.job import Job
     from flodl_shm.train.state import TrainedState
 
 SAYS_HOW_MANY = ("FLODL_RANKS", "FLODL_NPROC_PER_NODE", "FLODL_DEVICES", "FLODL_CONFIG")
 INSIDE = "FLODL_RUN_ID"  # a program that a rank has started trains for itself
 
 
-def train_by_ranks() -> TrainedState | None:
-    """Launch and wait where that is wanted; None: train in this process."""
+def train_by_ranks(job: Job) -> TrainedState | None:
+    """Launch and wait where that is wanted; None: train in this process.
+
+    The job's metrics function is called here, in the process that has launched.
+    """
     config = ranks_wanted()
     if config is None:
         return None
     from flodl_shm.engine.self_launch import train_by_ranks as train
 
-    return train(config)
+    return train(config, job)
 
 
 def ranks_wanted() -> RunConfig | None:

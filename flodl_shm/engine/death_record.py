@@ -16,6 +16,7 @@ from flodl_shm.train.checkpoint.durable import why
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from flodl_shm.control.messages import Died
     from flodl_shm.ids import Rank
 
 SCHEMA: Final = 1
@@ -50,6 +51,14 @@ def write_death(
             pass  # what refused the write refuses this
         return f"cannot write {why(trouble)}"
     return ""
+
+
+def cause_class(death: Died) -> str:
+    """exception, quit, signal or exit: what kind of end it was."""
+    if death.user_error:
+        return "exception"
+    first = death.cause.split(" ", 1)[0]
+    return {"left": "quit", "signal": "signal", "exit": "exit"}.get(first, "killed")
 
 
 def _plain(text: str) -> str:

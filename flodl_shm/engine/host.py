@@ -18,7 +18,7 @@ import msgspec
 from flodl_shm.control import messages
 from flodl_shm.control.messages import Died, Report
 from flodl_shm.engine import ticket as tickets
-from flodl_shm.engine.stems import stem_in
+from flodl_shm.engine.saving import stem_of
 from flodl_shm.engine.ticket import ArenaShape, Ticket
 from flodl_shm.errors import PeerBroke, PeersLost
 from flodl_shm.ids import Nanos, Rank, Round, Row
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping
 
-    from flodl_shm.control.messages import BuildArena, Order
+    from flodl_shm.control.messages import BuildArena, Order, Quit
     from flodl_shm.engine.config import RunConfig
     from flodl_shm.obs.run_dir import RunDir
     from flodl_shm.proc.environment import RunFacts
@@ -81,7 +81,7 @@ class Host:
     ) -> None:
         self.config, self.run_dir, self.facts = config, run_dir, facts
         self.block, self.supervisor = block, supervisor
-        self.save_stem = stem_in(run_dir.path)
+        self.save_stem = stem_of(config, run_dir.path)
         self.arena: Arena | None = None
         self.members: dict[Rank, Member] = {}
         self.record = run_dir  # of the run under way; a script's first is that of the processes
@@ -146,6 +146,7 @@ class Host:
             state_file=str(self.run_dir.state),
             run_id=self.run_dir.run_id,
             save_stem=str(self.save_stem),
+            callback_timeout_s=config.callback_timeout_s,
         )
 
     # ---- arena --------------------------------------------------------------------------------
@@ -254,6 +255,23 @@ class Host:
             cause=error.headline() if error else child.cause(),
             user_error=bool(code) or error is not None,
             exit_code=code if refused and code in EXIT_CODES else 1,
+            arrived=Round(arrived),
+            steps=steps,
+            picks=picks,
+            last_sign_at=self.last_sign(member),
+        )
+
+    def quit(self, report: Quit) -> Died:
+        """A rank's script has left its training: it takes part no more, though it lives on."""
+        member = self.members[report.rank]
+        arrived, steps, picks = (0, 0, 0)
+        if self.arena is not None:
+            self.arena.declare_dead(member.row)
+            arrived, steps, picks = self.arena.last_arrival(member.row)
+        return Died(
+            rank=report.rank,
+            row=report.row,
+            cause=f"left the training: {report.why}",
             arrived=Round(arrived),
             steps=steps,
             picks=picks,

@@ -14,18 +14,26 @@ from typing import TYPE_CHECKING
 
 from flodl_shm.control.messages import (
     Action,
+    AdjustRate,
     Attach,
     BuildArena,
+    CallEpochFn,
+    DropSave,
     End,
     EpochMetrics,
     Evaluate,
     Finish,
     Grant,
     Kill,
+    Publish,
+    Quit,
     Ready,
+    Save,
+    SaveRequest,
     Tick,
 )
 from flodl_shm.control.shutdown import StopLadder
+from flodl_shm.engine.death_record import cause_class, write_death
 from flodl_shm.engine.sampler import Sampler
 from flodl_shm.engine.watch import Watch
 from flodl_shm.errors import FlodlError
@@ -37,6 +45,7 @@ if TYPE_CHECKING:
     from flodl_shm.control.coordinator import Coordinator
     from flodl_shm.control.messages import Died, Event
     from flodl_shm.engine.host import Host
+    from flodl_shm.engine.publisher import Publisher
     from flodl_shm.engine.recorder import Recorder
     from flodl_shm.proc.signals import SignalPipe
 
@@ -49,10 +58,16 @@ class HostLoop:
     """Runs one run on one host, from the birth of its ranks to the end of the last."""
 
     def __init__(
-        self, host: Host, coordinator: Coordinator, recorder: Recorder, signals: SignalPipe
+        self,
+        host: Host,
+        coordinator: Coordinator,
+        recorder: Recorder,
+        signals: SignalPipe,
+        publisher: Publisher,
     ) -> None:
         self.host, self.coordinator = host, coordinator
         self.recorder, self.signals = recorder, signals
+        self.publisher = publisher
         self.end: End | None = None
         self.stopped_by = 0  # the first signal that asked for the end
         self.failed: Died | None = None  # the first rank that failed, maybe after its work was done
@@ -97,7 +112,9 @@ class HostLoop:
             self.recorder.exited(death)
             if death.user_error:
                 self.failed = self.failed or death
-            self._step(death, now)
+            self._die(death, now)
+        for told in self.publisher.take():
+            self._step(told, now)
         for fault in self.host.faults:
             self.recorder.say(fault)
         self.host.faults.clear()
@@ -132,8 +149,9 @@ class HostLoop:
             elif number == signal.SIGUSR2:
                 for line in self.host.who_waits(self.coordinator.awaited(), now):
                     self.recorder.say(line)
-            else:
-                self.recorder.say("SIGUSR1: checkpoints are not available in this version")
+            elif self.end is None:
+                self.recorder.say("SIGUSR1: a checkpoint is made at the next window's edge")
+                self._step(SaveRequest(why="SIGUSR1"), now)
 
     def _press(self, why: str, now: Nanos) -> None:
         event, sentence = self._ladder.press(why)
@@ -153,6 +171,23 @@ class HostLoop:
                 return
             self._came.add((event.rank, event.row))
         self._step(event, now)
+        if isinstance(event, Quit):
+            self._die(self.host.quit(event), now)
+
+    def _die(self, death: Died, now: Nanos) -> None:
+        """Tell the coordinator; leave a record where others look for checkpoints."""
+        if self.end is None and self.coordinator.ledger.is_living(death.rank, death.row):
+            why = write_death(
+                self.publisher.stem,
+                rank=death.rank,
+                world_size=self.host.config.ranks,
+                error=death.cause,
+                cause=cause_class(death),
+                unix_time_s=time.time(),
+            )
+            if why:
+                self.recorder.say(f"the record of rank {death.rank}'s death: {why}")
+        self._step(death, now)
 
     def _step(self, event: Event, now: Nanos) -> None:
         if self.end is not None:
@@ -177,8 +212,20 @@ class HostLoop:
             case Attach():
                 self.host.hand_over_arena(action.rank)
                 self.host.send(action)
-            case Grant() | Evaluate() | EpochMetrics() | Finish():
+            case (
+                Grant()
+                | CallEpochFn()
+                | AdjustRate()
+                | Save()
+                | Evaluate()
+                | EpochMetrics()
+                | Finish()
+            ):
                 self.host.send(action)
+            case Publish():
+                self.publisher.publish(action)
+            case DropSave():
+                self.publisher.drop(action)
             case Kill():
                 self.host.supervisor.kill(action.rank, action.reason)
             case End():

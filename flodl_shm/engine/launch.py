@@ -16,6 +16,7 @@ from flodl_shm.engine.host import Host
 from flodl_shm.engine.rank_main import RankEntry, preload
 from flodl_shm.engine.recorder import Recorder
 from flodl_shm.engine.runs import Runs
+from flodl_shm.engine.saving import flags_of, prepare
 from flodl_shm.engine.scarcity import scarcity_told
 from flodl_shm.engine.settings import SettingsFile
 from flodl_shm.engine.spawned import SpawnEntry, preload_nothing
@@ -38,8 +39,10 @@ from flodl_shm.shm.control_block import ControlBlock
 from flodl_shm.shm.janitor import sweep
 
 if TYPE_CHECKING:
+    from flodl_shm.control.resume import Resume
     from flodl_shm.engine.config import RunConfig
     from flodl_shm.engine.host_loop import HostLoop
+    from flodl_shm.engine.recorder import OnMetrics
 
 
 def launch(config: RunConfig) -> int:
@@ -64,14 +67,15 @@ class Outcome:
 
 
 @scarcity_told()
-def conduct(config: RunConfig) -> Outcome:
+def conduct(config: RunConfig, *, on_metrics: OnMetrics | None = None) -> Outcome:
     """Run it, from the first file to the last process, and report its end on the screen.
 
-    Raises as `launch` does.
+    `on_metrics` is called here with what every rank is told of an epoch. Raises as `launch` does.
     """
     started_at = Nanos(time.monotonic_ns())
     fill_standard_streams()  # before anything is opened, or it would be taken for one of them
     _check_place(config)
+    begin = prepare(config)
     swept = sweep()
     run_dir = RunDir.create(config.run_root, ranks=config.ranks, name=config.name)
     signals = SignalPipe()
@@ -86,9 +90,12 @@ def conduct(config: RunConfig) -> Outcome:
             fresh = SpawnEntry(block, lifeline.read_fd)
             server = ForkServer.start(fresh, preload=preload_nothing, lifeline=lifeline)
         try:
-            recorder = _recorder(config, run_dir, started_at)
+            open_recorder = partial(_recorder, config, on_metrics)
+            recorder = open_recorder(run_dir, started_at, begin.resume)
             for name in swept:
                 recorder.say(f"removed {name}, left by a run that is gone")
+            for sentence in begin.told:
+                recorder.say(sentence)
             host = Host(
                 config,
                 run_dir,
@@ -96,7 +103,14 @@ def conduct(config: RunConfig) -> Outcome:
                 block=block,
                 supervisor=Supervisor(server),
             )
-            return _drive(host, recorder, signals, server)
+            runs = Runs(
+                host,
+                signals,
+                first=recorder,
+                open_recorder=open_recorder,
+                resume=begin.resume,
+            )
+            return _drive(host, runs, server)
         finally:
             server.close()
             block.close()
@@ -123,8 +137,7 @@ def _check_place(config: RunConfig) -> None:
             ) from None
 
 
-def _drive(host: Host, recorder: Recorder, signals: SignalPipe, server: ForkServer) -> Outcome:
-    runs = Runs(host, signals, first=recorder, open_recorder=partial(_recorder, host.config))
+def _drive(host: Host, runs: Runs, server: ForkServer) -> Outcome:
     try:
         end = runs.drive()
     finally:
@@ -159,7 +172,13 @@ def _after_all(end: End, loop: HostLoop) -> End:
     return end
 
 
-def _recorder(config: RunConfig, run_dir: RunDir, started_at: Nanos) -> Recorder:
+def _recorder(
+    config: RunConfig,
+    on_metrics: OnMetrics | None,
+    run_dir: RunDir,
+    started_at: Nanos,
+    resume: Resume | None = None,
+) -> Recorder:
     facts = TallyFacts(
         workload=config.title,
         backend=config.backend,
@@ -177,11 +196,19 @@ def _recorder(config: RunConfig, run_dir: RunDir, started_at: Nanos) -> Recorder
         at=started_at,
         versions=versions(),
         world_size=config.ranks,
-        flags=config.wishes,
+        flags=flags_of(config),
+        resume=resume,
     )
     told = SettingsFile(run_dir, config, started=wall, warn=progress.say)
     metrics = MetricsFile(run_dir.metrics, warn=progress.say)
-    return Recorder(journal=journal, tally=tally, settings=told, metrics=metrics, progress=progress)
+    return Recorder(
+        journal=journal,
+        tally=tally,
+        settings=told,
+        metrics=metrics,
+        progress=progress,
+        on_metrics=on_metrics,
+    )
 
 
 def _facts(config: RunConfig, run_dir: RunDir) -> RunFacts:

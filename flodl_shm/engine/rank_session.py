@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from flodl_shm.control import messages
-from flodl_shm.engine.stems import stem_of_run
+from flodl_shm.engine.saving import stem_of_run
 from flodl_shm.engine.ticket import ArenaShape
-from flodl_shm.errors import HostUnfit, PeersLost, WeBroke
+from flodl_shm.errors import HostUnfit, PeersLost
 from flodl_shm.gpu.pinning import pin
 from flodl_shm.ids import Row
 from flodl_shm.proc import parcel
@@ -68,14 +68,25 @@ class ShmLink:
     def receive(self, *, wait_for: str) -> Order:
         """The next order. Ends with one, or with the process when the launcher is gone."""
         self.waits_for = wait_for
-        self._bell.wait(self._reader.has_data)
+        order = None
+        while order is None:
+            self._bell.wait(self._reader.has_data)
+            order = self._take()
+        self.waits_for = ""
+        return order
+
+    def poll(self) -> Order | None:
+        """The next order if it is there already, as a whole."""
+        return self._take() if self._reader.has_data() else None
+
+    def _take(self) -> Order | None:
+        """The next order; None when only a part of a long one has come yet."""
         body = self._reader.read()
         if body is None:
-            raise WeBroke("the ring had data and has none")
+            return None
         if isinstance(body, BadFrame):
             raise PeersLost(f"an order was lost: {body.sentence()}")
         order = messages.decode_order(body)
-        self.waits_for = ""
         self.recent.append(f"got {type(order).__name__}")
         return order
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flodl_shm.control.messages import Died, EpochClosed
-from flodl_shm.obs.metrics import epoch_figures
+import msgspec
+
+from flodl_shm.control.messages import Died, EpochMetrics
+from flodl_shm.ids import Rank
+from flodl_shm.obs.metrics import EpochLines
 from flodl_shm.obs.resources import Resources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from flodl_shm.control.messages import Action, End, Event
     from flodl_shm.engine.settings import SettingsFile
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from flodl_shm.obs.progress import Progress
     from flodl_shm.obs.tally import Tally
     from flodl_shm.proc.output import Printed
+
+    OnMetrics = Callable[[EpochMetrics], str]  # called in the launcher; what went wrong, or nothing
 
 
 class Recorder:
@@ -32,10 +37,14 @@ class Recorder:
         settings: SettingsFile,
         metrics: MetricsFile,
         progress: Progress,
+        on_metrics: OnMetrics | None = None,
     ) -> None:
         self.journal, self.tally, self.settings = journal, tally, settings
         self.metrics, self.progress = metrics, progress
+        self._lines = EpochLines(tally, metrics.write)
         self.resources = Resources()
+        self._on_metrics = on_metrics
+        self._told = b""  # of an epoch, last
 
     def event(self, event: Event, now: Nanos) -> None:
         """The coordinator is about to take this."""
@@ -49,9 +58,21 @@ class Recorder:
         self.journal.write("action", action, now)
         self.tally.feed(action, now)
         self.settings.feed(action)
-        if isinstance(action, EpochClosed):
-            self.metrics.write(epoch_figures(self.tally, action, now=now))
+        self._lines.feed(action, now)
         self.progress.feed(action, now)
+        if isinstance(action, EpochMetrics):
+            self._tell(action)
+
+    def _tell(self, action: EpochMetrics) -> None:
+        """Once, of what goes to every rank; as bytes, since a nan equals nothing."""
+        told = msgspec.structs.replace(action, rank=Rank(0), calls=False)
+        body = msgspec.json.encode(told)
+        if self._on_metrics is None or body == self._told:
+            return
+        self._told = body
+        error = self._on_metrics(told)
+        if error:
+            self.say(f"metrics_fn failed: {error}")
 
     def remark(self, end: End, now: Nanos) -> None:
         """The launcher ends the run itself; the coordinator has not decided this."""
@@ -79,4 +100,5 @@ class Recorder:
     def close(self) -> None:
         """Give the files back."""
         self.journal.close()
+        self._lines.flush()
         self.metrics.close()

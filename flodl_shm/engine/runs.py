@@ -8,6 +8,7 @@ RUN_DIR for the first, RUN_DIR/run-2 and so on for the others. How a run goes is
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,12 +16,16 @@ import msgspec
 from flodl_shm.control.coordinator import Coordinator
 from flodl_shm.engine.ending import report_end
 from flodl_shm.engine.host_loop import HostLoop
+from flodl_shm.engine.publisher import Publisher
+from flodl_shm.engine.saving import flags_of, stem_of_run
 from flodl_shm.ids import Nanos, Round
+from flodl_shm.train.checkpoint.room import check_writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from flodl_shm.control.messages import Died, End, Event
+    from flodl_shm.control.resume import Resume
     from flodl_shm.engine.host import Host
     from flodl_shm.engine.recorder import Recorder
     from flodl_shm.obs.run_dir import RunDir
@@ -37,25 +42,40 @@ class Runs:
         *,
         first: Recorder,
         open_recorder: Callable[[RunDir, Nanos], Recorder],
+        resume: Resume | None = None,
     ) -> None:
         self.recorder = first
         self.loop: HostLoop
         self._host, self._signals = host, signals
         self._open_recorder = open_recorder
+        self._resume = resume
         self._number = 1
 
     def drive(self) -> End:
         """Until every process is gone: the last run's end. Those before it have ended well."""
         events: list[Event] = []
         while True:
-            host, record = self._host, self._host.record
+            record = self._host.record
             self.recorder.progress.start(record.run_id, record.path)
-            coordinator = Coordinator(host.config.wishes, host.config.ranks)
-            self.loop = HostLoop(host, coordinator, self.recorder, self._signals)
-            end = self.loop.run(events)
+            end = self._run(events)
             if not self.loop.wanted:
                 return end
             events = self._next(end)
+
+    def _run(self, events: list[Event]) -> End:
+        """One run, from its coordinator to the last checkpoint on disk."""
+        host, config = self._host, self._host.config
+        resume = self._resume if self._number == 1 else None
+        coordinator = Coordinator(flags_of(config), config.ranks, resume=resume)
+        stem = Path(stem_of_run(str(host.save_stem), self._number))
+        check_writable(stem)
+        publisher = Publisher(stem, host.run_dir.run_id, config.keep, host.block.wakeup.notify)
+        try:
+            self.loop = HostLoop(host, coordinator, self.recorder, self._signals, publisher)
+            return self.loop.run(events)
+        finally:
+            if not publisher.close(config.grace_s):
+                self.recorder.say(f"a checkpoint was still on its way to the disk at {stem}")
 
     def _next(self, end: End) -> list[Event]:
         """Close the books of a run and open new ones; what the new coordinator hears first."""

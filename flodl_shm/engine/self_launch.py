@@ -19,6 +19,7 @@ from flodl_shm.engine.launch import conduct
 from flodl_shm.engine.ticket import Earlier
 from flodl_shm.errors import FlodlError, PeersLost, of_exit_code
 from flodl_shm.proc.signals import die_of
+from flodl_shm.train.callbacks import Callbacks
 from flodl_shm.train.state_file import load_state, save_state
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from flodl_shm.engine.config import RunConfig
     from flodl_shm.engine.launch import Outcome
     from flodl_shm.engine.ticket import Ticket
+    from flodl_shm.train.job import Job
     from flodl_shm.train.state import TrainedState
 
 LOOK_S = 0.005  # between looks at whether somebody else has written the state
@@ -34,13 +36,15 @@ LOOK_S = 0.005  # between looks at whether somebody else has written the state
 _kept: list[Earlier] = []  # of this process, in the order of its run()s
 
 
-def train_by_ranks(config: RunConfig) -> TrainedState:
+def train_by_ranks(config: RunConfig, job: Job) -> TrainedState:
     """Launch, wait, and read the state. Raises FlodlError for a run that failed.
 
     Stopped once, a run still has a state. Stopped at once, it has none: the process ends as it
     would have without us.
     """
-    outcome = conduct(replace(config, start="spawn", earlier=tuple(_kept)))
+    config = replace(config, start="spawn", earlier=tuple(_kept))
+    callbacks = Callbacks(job, timeout_s=config.callback_timeout_s)
+    outcome = conduct(config, on_metrics=lambda told: callbacks.metrics(told).error)
     try:
         state = _state_of(outcome)
     except FlodlError as error:

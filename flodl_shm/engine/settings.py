@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from flodl_shm.control.messages import BuildArena, Ready
 from flodl_shm.control.options import Wishes
 from flodl_shm.control.plan import DEFAULTS
+from flodl_shm.engine.saving import flags_of
 from flodl_shm.errors import HostUnfit
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from flodl_shm.obs.run_dir import RunDir
 
 SCRIPT_OR_DEFAULT = "script or default"
+# Settled by the launcher itself, or said under a name of their own.
+NO_OPTIONS = ("can_save", "save_at_end", "metrics_on_rank", "callback_timeout_s")
 
 
 def settings(
@@ -33,6 +36,8 @@ def settings(
         for name, value in _outside_the_plan(config).items()
     }
     for field in Wishes.__struct_fields__:
+        if field in NO_OPTIONS:
+            continue
         name = field.replace("_", "-")
         if getattr(config.wishes, field) is not None:
             told[name] = (getattr(config.wishes, field), config.sources.get(name, "flag"))
@@ -77,7 +82,9 @@ class SettingsFile:
                 "started": self._started,
                 "title": self._config.title,
                 "options": as_options(told),
-                "wishes": self._config.wishes,  # what the coordinator was given, to step it again
+                "wishes": flags_of(
+                    self._config
+                ),  # what the coordinator was given, to step it again
             }
         )
 
@@ -99,6 +106,10 @@ def _outside_the_plan(config: RunConfig) -> dict[str, object]:
         "dead-after": config.dead_after_s,
         "stall-timeout": config.stall_timeout_s,
         "grace": config.grace_s,
+        "save": str(config.save) if config.save else None,
+        "keep": config.keep,
+        "resume": config.resume,
+        "callback-timeout": config.callback_timeout_s,
         "run-dir": str(config.run_root),
         "name": config.name,
         "progress": config.progress,

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
 
-from flodl_shm.control.messages import Died, EpochClosed, Evaluated, Note
+from flodl_shm.control.messages import (
+    Died,
+    EpochClosed,
+    Evaluated,
+    Note,
+    Published,
+    Resumed,
+)
 from flodl_shm.obs.metrics import epoch_figures
 from flodl_shm.obs.profile import profile_lines
 from flodl_shm.obs.words import clip, duration, fraction, number, percent, rate, ratio
@@ -101,6 +108,10 @@ class Progress:
                 self._epoch(message, now)
             case Note():
                 self._note(message)
+            case Resumed() if not self._view.quiet:
+                self._moment(message.text, "resumed", folder=message.folder, text=message.text)
+            case Published() if message.folder and not self._view.quiet:
+                self._moment(f"saved {message.folder}", "saved", folder=message.folder)
             case Died() if self._view.mode == "json":
                 self._object("death", rank=message.rank, cause=message.cause)
             case Evaluated() if message.value is not None and not self._view.quiet:

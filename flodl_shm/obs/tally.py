@@ -23,6 +23,7 @@ from flodl_shm.control.messages import (
     Order,
     Ready,
     Report,
+    Resumed,
 )
 from flodl_shm.ids import Nanos, Rank
 from flodl_shm.obs.efficiency import Efficiency, measure
@@ -114,6 +115,8 @@ class Tally:
                 self._commit(message, now)
             case EpochClosed():
                 self.epochs.append(message)
+            case Resumed():  # the summary is of the whole training
+                self.epochs.extend(message.closed)
             case Evaluated():
                 self._evaluating_ns += message.elapsed_ns
                 self.ranks[message.rank].evaluated_ns += message.elapsed_ns
