@@ -66,7 +66,7 @@ class Recorder:
     def _tell(self, action: EpochMetrics) -> None:
         """Once, of what goes to every rank; as bytes, since a nan equals nothing."""
         told = msgspec.structs.replace(action, rank=Rank(0), calls=False)
-        body = msgspec.json.encode(told)
+        body = msgspec.msgpack.encode(told)
         if self._on_metrics is None or body == self._told:
             return
         self._told = body

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from flodl_shm.control import messages
-from flodl_shm.control.messages import Action, Event, Message
+from flodl_shm.control.messages import Action, Evaluated, Event, Message
 from flodl_shm.control.options import Wishes
 from flodl_shm.control.resume import Resume
 from flodl_shm.errors import BadConfig
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 FLOCK = struct.Struct("@hhqqi4x")  # struct flock of Linux on 64 bits: type, whence, start, len, pid
+NO_NUMBERS = ("nan", "inf", "-inf")
 Kind = Literal["event", "action", "note"]
 
 
@@ -87,7 +88,7 @@ class Journal:
 
     def write(self, kind: Kind, message: Message, now: Nanos) -> None:
         """Append one record. Never raises because of the disk."""
-        self._line({"kind": kind, "at": now, "message": message})
+        self._line({"kind": kind, "at": now, "message": _written(message)})
 
     def close(self) -> None:
         """Give the file back to the system; twice is harmless."""
@@ -149,6 +150,14 @@ def read(
             yield one
 
 
+def _written(message: Message) -> Message | dict[str, Any]:
+    """A score that is no number as a word: null would say that there was no evaluation."""
+    if not isinstance(message, Evaluated) or message.value is None or math.isfinite(message.value):
+        return message
+    fields: dict[str, Any] = msgspec.to_builtins(message)
+    return {**fields, "value": str(message.value)}
+
+
 _decoder = msgspec.json.Decoder(Record)
 
 
@@ -164,7 +173,10 @@ def decode(line: bytes) -> Record:
 
 
 def _put_nan_back(raw: Any) -> bool:
-    """JSON has no word for a float that is none, so null stands there; True if one was found."""
+    """JSON has no word for a float that is none, so null stands there, or `_written`'s word.
+
+    True if one was found.
+    """
     message = raw.get("message") if isinstance(raw, dict) else None
     if not isinstance(message, dict):
         return False
@@ -173,4 +185,7 @@ def _put_nan_back(raw: Any) -> bool:
         name for name, value in message.items() if value is None and fields.get(name) == "float"
     ]
     message.update(dict.fromkeys(broken, math.nan))
+    if message.get("type") == "Evaluated" and message.get("value") in NO_NUMBERS:
+        broken.append("value")
+        message["value"] = float(message["value"])
     return bool(broken)

@@ -1,7 +1,9 @@
-"""metrics.jsonl: one line per closed epoch, for plots and for `tail -f`.
+"""metrics.jsonl: a line for each epoch that closes, and one more when it is evaluated.
 
-A view of the tally; nothing reads it back. A full disk stops it with one warning, as it does the
-journal.
+For plots and for `tail -f`. A line has where the run stands by then (a view of the tally) and all
+the script was told of the epoch: the fields of EpochMetrics by their names, tuples by rank. A line
+with `evaluated` true has the value, null if that is nan. A full disk stops the file with one
+warning, as it does the journal.
 """
 
 from __future__ import annotations
@@ -10,11 +12,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from flodl_shm.control.messages import EpochClosed, EpochMetrics
+from flodl_shm.ids import Rank
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from flodl_shm.control.messages import EpochClosed
+    from flodl_shm.control.messages import Action
     from flodl_shm.ids import Nanos
     from flodl_shm.obs.tally import Tally
 
@@ -38,6 +43,43 @@ def epoch_figures(tally: Tally, epoch: EpochClosed, *, now: Nanos) -> dict[str, 
         "shares": {str(rank): round(tally.share(rank), 4) for rank in tally.ranks},
         "living": len(tally.survivors),
     }
+
+
+class EpochLines:
+    """Makes the lines out of the coordinator's actions, in order."""
+
+    def __init__(self, tally: Tally, write: Callable[[dict[str, object]], None]) -> None:
+        self._tally = tally
+        self._write = write
+        self._closed: dict[str, object] | None = None  # figures of an epoch nobody was told of yet
+        self._standing: dict[str, object] = {}  # where the run stood at the last epoch's end
+        self._told = b""
+
+    def feed(self, action: Action, now: Nanos) -> None:
+        """Take any action; an epoch's are written as soon as the first rank is told of it."""
+        if isinstance(action, EpochClosed):
+            self.flush()
+            self._closed = self._standing = epoch_figures(self._tally, action, now=now)
+        elif isinstance(action, EpochMetrics):
+            self._tell(action, now)
+
+    def flush(self) -> None:
+        """Write what is known of an epoch that closed when no rank was left to be told."""
+        if self._closed is not None:
+            self._write(self._closed)
+            self._closed = None
+
+    def _tell(self, news: EpochMetrics, now: Nanos) -> None:
+        same = msgspec.structs.replace(news, rank=Rank(0), calls=False)
+        told = msgspec.msgpack.encode(same)  # bytes, since nan equals nothing, itself included
+        if told == self._told:
+            return  # what another rank is told
+        self._told, self._closed = told, None
+        fields = msgspec.structs.asdict(same)
+        del fields["rank"], fields["calls"]
+        at_s = round((now - self._tally.facts.started_at) / 1e9, 6)
+        evaluated = news.value is not None
+        self._write({**self._standing, **fields, "at_s": at_s, "evaluated": evaluated})
 
 
 class MetricsFile:

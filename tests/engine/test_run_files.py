@@ -151,10 +151,17 @@ def test_run_json_says_what_was_settled_and_by_whom(ends):
     assert told["options"]["seed"] == {"value": 3, "source": "script"}
 
 
-def test_metrics_are_one_line_per_epoch(ends):
+def test_metrics_are_a_line_per_epoch_and_one_per_value(ends):
     end = ends("paced")
     lines = [json.loads(line) for line in (end.run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert [line["epoch"] for line in lines] == [0, 1]
+    assert [(line["epoch"], line["evaluated"]) for line in lines] == [
+        (0, False),
+        (1, False),
+        (1, True),
+    ]
+    assert [line["value"] for line in lines] == [None, None, end.summary["eval"][-1]["value"]]
+    lines.pop()
+    assert [sum(line["rank_picks"]) for line in lines] == [60, 60]
     assert [line["loss"] for line in lines] == end.summary["loss"]
     assert [line["picks_total"] for line in lines] == [60, 120]
     assert set(lines[0]) >= {"picks_per_s", "shares", "he"}

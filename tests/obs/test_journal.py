@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from flodl_shm.control.messages import Arrived, Left, Note, Tick
+from flodl_shm.control.messages import Arrived, Evaluated, Left, Note, Tick
 from flodl_shm.control.options import Wishes
 from flodl_shm.errors import BadConfig
 from flodl_shm.ids import Nanos, Rank, Round, Row
-from flodl_shm.obs.journal import Header, Journal, Record, read, writer_of
+from flodl_shm.obs.journal import Header, Journal, Record, decode, read, writer_of
 
 
 @pytest.fixture
@@ -143,6 +143,16 @@ def test_who_writes_a_journal_can_be_asked(tmp_path):
         writer.kill()
         writer.communicate()
     assert writer_of(path) is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.5, None])
+def test_a_score_comes_back_whatever_it_is(tmp_path, value):
+    """None is a job without an evaluation: replay must tell that from a score that is nan."""
+    journal = Journal(tmp_path / "journal.jsonl", warn=pytest.fail)
+    journal.write("event", Evaluated(Rank(0), Row(0), epoch=1, value=value), Nanos(1))
+    journal.close()
+    (line,) = (tmp_path / "journal.jsonl").read_bytes().splitlines()
+    assert repr(decode(line).message.value) == repr(value)
 
 
 class FullDisk(io.BytesIO):

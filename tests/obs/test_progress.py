@@ -4,11 +4,8 @@ import io
 import json
 from pathlib import Path
 
-import pytest
-
 from flodl_shm.control.messages import EpochClosed, Note
 from flodl_shm.ids import Nanos
-from flodl_shm.obs.metrics import MetricsFile, epoch_figures
 from flodl_shm.obs.progress import Progress, View
 from flodl_shm.obs.summary import summary
 
@@ -90,29 +87,6 @@ def test_a_failed_run_says_why(feed):
     feed.finish(ranks=(), status="stopped")
     Progress(feed.tally, screen).end(summary(feed.tally, now=Nanos(feed.now)), RUN)
     assert screen.getvalue().splitlines()[0] == "stopped: all epochs done"
-
-
-def test_metrics_has_one_line_per_epoch(feed, tmp_path):
-    feed.form()
-    feed.window({0: 10, 1: 5}, {0: 10, 1: 20})
-    closed = EpochClosed(0, 15, 15, 0, 0, 0, 1.25)
-    metrics = MetricsFile(tmp_path / "metrics.jsonl", warn=pytest.fail)
-    metrics.write(epoch_figures(feed.tally, closed, now=Nanos(feed.now)))
-    metrics.close()
-    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    told = json.loads(line)
-    assert (told["epoch"], told["loss"], told["shares"]) == (0, 1.25, {"0": 0.6667, "1": 0.3333})
-
-
-def test_metrics_says_once_that_the_disk_is_full(tmp_path):
-    warnings = []
-    with open("/dev/full", "ab", buffering=0) as full:
-        metrics = MetricsFile(tmp_path / "metrics.jsonl", warn=warnings.append)
-        metrics.close()
-        metrics._file = full
-        metrics.write({})
-        metrics.write({})
-    assert len(warnings) == 1
 
 
 def test_no_progress_still_shows_what_the_script_prints(feed):
