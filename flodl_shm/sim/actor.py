@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flodl_shm.control.messages import (
+    AdjustRate,
     Arrived,
     Attach,
     Attached,
+    CallbackRan,
+    CallEpochFn,
     Evaluate,
     Evaluated,
     Finish,
@@ -18,11 +21,15 @@ from flodl_shm.control.messages import (
     Left,
     Order,
     Ready,
+    Request,
+    Save,
 )
 from flodl_shm.control.pace import Pace
 from flodl_shm.control.window_turn import AnchorView, takes_another
 from flodl_shm.ids import Nanos, Rank, Round, Row
+from flodl_shm.sim.books import Contribution
 from flodl_shm.sim.rig import MS, SimRank
+from flodl_shm.sim.writer import Writer
 
 if TYPE_CHECKING:
     from flodl_shm.sim.world import World
@@ -41,15 +48,6 @@ class Cells:
     pace_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Contribution:
-    """What a rank brings to a round."""
-
-    epoch: int
-    picks: tuple[int, ...]
-    steps: int
-
-
 class Actor:
     """A rank in the world. `state` says where it is, in the words of DEATH_POINTS."""
 
@@ -59,6 +57,9 @@ class Actor:
         self.state = "building"
         self.busy_ns = 0
         self.batches = 0
+        self.holds = Round(0)  # the consensus of this round, until the next window begins
+        self._rate: tuple[float | None, float] = (None, 1.0)
+        self._writer = Writer(self)
         self._inbox: deque[Order] = deque()
         self._passed: Counter[str] = Counter()
         self._consumed = 0
@@ -75,12 +76,16 @@ class Actor:
     def _enter(self, state: str) -> bool:
         """Be in `state` from now on; False if the rank dies there."""
         self.state = state
-        self._passed[state] += 1
+        return not self.dies_at(state)
+
+    def dies_at(self, point: str) -> bool:
+        """Pass a point of DEATH_POINTS; True if the rank dies there."""
+        self._passed[point] += 1
         death = self.sim.death
-        if death is not None and death.point == state and self._passed[state] == death.nth:
-            self.state = "dead"
-            self.world.die(self.rank)
+        if death is None or death.point != point or self._passed[point] != death.nth:
             return False
+        self.state = "dead"
+        self.world.die(self.rank)
         return True
 
     def inside(self, number: Round) -> bool:
@@ -97,7 +102,16 @@ class Actor:
         samples = self.world.samples
         self.world.report(
             self.rank,
-            Ready(self.rank, self.row, "same", params=8, buffers=0, samples=samples, device="sim"),
+            Ready(
+                self.rank,
+                self.row,
+                "same",
+                params=8,
+                buffers=0,
+                samples=samples,
+                device="sim",
+                callbacks=self.world.callbacks,
+            ),
         )
         self.state = "idle"
 
@@ -118,9 +132,19 @@ class Actor:
                     self.state = "idle"
             case Grant() as grant:
                 self._window(grant)
+            case CallEpochFn() as order:
+                self._call_epoch_fn(order)
+            case AdjustRate() as order:
+                self._rate = (order.lr, order.scale)
+            case Save() as order:
+                if self._enter("saving"):
+                    self._writer.save(order)
+                    self.state = "idle"
             case Evaluate() as order:
                 if self._enter("evaluating"):
-                    report = Evaluated(self.rank, self.row, order.epoch, 1.0)
+                    report = Evaluated(
+                        self.rank, self.row, order.epoch, value=float(self.world.now)
+                    )
                     self.world.report(self.rank, report)
                     self.state = "idle"
             case Finish():
@@ -128,6 +152,28 @@ class Actor:
                     self.world.report(self.rank, Finished(self.rank, self.row, "same"))
                     self.state = "idle"
         self._turn()
+
+    # ---- errands ------------------------------------------------------------------------------
+
+    def _call_epoch_fn(self, order: CallEpochFn) -> None:
+        if not self._enter("epoch function"):
+            return
+        took = self.world.rng.uniform(0, 2) * self.world.rig.errands.epoch_fn_ms * MS
+        self.world.after(took, lambda: self._epoch_fn_ran(order.epoch))
+
+    def _epoch_fn_ran(self, epoch: int) -> None:
+        if not self._enter("epoch function"):
+            return
+        lr = self.world.rng.choice((None, 0.1 / (epoch + 1)))
+        self.world.report(self.rank, CallbackRan(self.rank, self.row, "epoch", epoch, lr=lr))
+        self.state = "idle"
+        self._turn()
+
+    def _ask(self) -> None:
+        """What a script may want after a batch."""
+        if self.world.rng.random() < self.world.rig.errands.requests:
+            what = self.world.rng.choice(("checkpoint", "evaluation"))
+            self.world.report(self.rank, Request(self.rank, self.row, what))
 
     # ---- one window ---------------------------------------------------------------------------
 
@@ -139,6 +185,7 @@ class Actor:
         self._queue = deque(picks[self._consumed - grant.after :])
         if not self._enter("training"):
             return
+        self.world.check_rate(grant, self._rate)
         cells = self.world.cells[self.rank]
         cells.round, cells.done, cells.last = grant.round, 0, self.world.now
         self._boundary()
@@ -177,6 +224,7 @@ class Actor:
         self.busy_ns += took
         cells = self.world.cells[self.rank]
         cells.done, cells.last, cells.pace_ns = len(self._times), self.world.now, self._pace.mean_ns
+        self._ask()
         if self._enter("training"):
             self._boundary()
 
@@ -220,5 +268,6 @@ class Actor:
         report = Left(self.rank, self.row, number, contributors, reduce_ns=reduce_ns)
         self.world.report(self.rank, report)
         self._began = self.world.now
+        self.holds = number
         self.state = "idle"
         self._turn()

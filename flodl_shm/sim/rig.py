@@ -24,6 +24,9 @@ DEATH_POINTS = (
     "arrived",
     "reducing",
     "left",  # out of the round, before its report of that
+    "epoch function",
+    "saving",  # the order is read, nothing is copied yet
+    "writing",  # in the background: a part of a save is half a file
     "evaluating",
     "finishing",
 )
@@ -65,6 +68,21 @@ class SimRank:
 
 
 @dataclass(frozen=True, slots=True)
+class Errands:
+    """What ranks and the launcher do besides training, and how often it goes wrong (0 to 1)."""
+
+    epoch_fn_ms: float = 3.0
+    write_ms: float = 20.0  # of a part of a save, mean
+    part_fails: float = 0.0
+    part_hangs: float = 0.0  # its report never comes
+    publish_ms: float = 10.0
+    publish_fails: float = 0.0
+    publish_hangs: float = 0.0
+    requests: float = 0.0  # scripts ask for a checkpoint or an evaluation after a batch
+    save_at_ms: float = math.inf  # somebody outside asks for one
+
+
+@dataclass(frozen=True, slots=True)
 class Rig:
     """A host as the simulator imagines it."""
 
@@ -75,6 +93,7 @@ class Rig:
     late_ms: float = 0.0
     death_notice_ms: float = 5.0
     stop_at_ms: float = math.inf
+    errands: Errands = Errands()
 
 
 def random_rig(rng: random.Random) -> Rig:
@@ -89,6 +108,21 @@ def random_rig(rng: random.Random) -> Rig:
         late_ms=rng.choice((20.0, 400.0)),
         death_notice_ms=rng.choice((1.0, 5.0, 80.0)),
         stop_at_ms=rng.uniform(0, 5000) if rng.random() < 0.1 else math.inf,
+        errands=_random_errands(rng),
+    )
+
+
+def _random_errands(rng: random.Random) -> Errands:
+    return Errands(
+        epoch_fn_ms=rng.choice((0.0, 3.0, 500.0)),
+        write_ms=rng.choice((0.1, 20.0, 20.0, 3000.0)),
+        part_fails=rng.choice((0.0, 0.0, 0.2, 1.0)),
+        part_hangs=rng.choice((0.0, 0.0, 0.0, 0.1)),
+        publish_ms=rng.choice((1.0, 500.0)),
+        publish_fails=rng.choice((0.0, 0.0, 0.3)),
+        publish_hangs=rng.choice((0.0, 0.0, 0.0, 0.2)),
+        requests=rng.choice((0.0, 0.0, 0.02)),
+        save_at_ms=rng.uniform(0, 3000) if rng.random() < 0.2 else math.inf,
     )
 
 

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from flodl_shm.control.coordinator import Coordinator
 from flodl_shm.control.messages import (
     Action,
+    AdjustRate,
     Attach,
+    CallEpochFn,
     Committed,
     Died,
     End,
@@ -30,17 +31,28 @@ from flodl_shm.control.messages import (
     Finish,
     Grant,
     Message,
+    Publish,
+    Published,
     Report,
+    Save,
+    SaveRequest,
     Stop,
+    Tick,
 )
+from flodl_shm.control.resume import Resume
+from flodl_shm.control.roles import FASTEST
+from flodl_shm.control.saves import PATIENCE
 from flodl_shm.errors import WeBroke
 from flodl_shm.ids import Nanos, Rank, Round
-from flodl_shm.sim.actor import Actor, Cells, Contribution
+from flodl_shm.sim.actor import Actor, Cells
+from flodl_shm.sim.books import Books, Consensus, Contribution
+from flodl_shm.sim.errand_watch import ErrandWatch, Rate
 from flodl_shm.sim.rig import MS, Rig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from flodl_shm.control.checkpoint_meta import CheckpointMeta
     from flodl_shm.control.options import Wishes
 
 M = TypeVar("M", bound=Message)
@@ -54,7 +66,6 @@ class Record:
 
     actions: list[tuple[Nanos, Action]] = field(default_factory=list)
     events: list[tuple[Nanos, Event]] = field(default_factory=list)
-    consensus: dict[int, Counter[int]] = field(default_factory=dict)  # epoch -> picks in it
     end: End | None = None
     first_step: Nanos = Nanos(0)
     last_commit: Nanos = Nanos(0)
@@ -64,15 +75,42 @@ class Record:
         return [action for _, action in self.actions if isinstance(action, kind)]
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A checkpoint of another world, and what its state holds by that world's books."""
+
+    meta: CheckpointMeta
+    consensus: Consensus
+
+
 class World:
     """One run of `rig`. `run()` returns its record; any broken promise raises WeBroke."""
 
-    def __init__(self, rig: Rig, *, wishes: Wishes, samples: int, seed: int) -> None:
-        self.rig, self.samples = rig, samples
+    def __init__(
+        self,
+        rig: Rig,
+        *,
+        wishes: Wishes,
+        samples: int,
+        seed: int,
+        callbacks: tuple[str, ...] = ("evaluation",),
+        start: Start | None = None,
+    ) -> None:
+        self.rig, self.samples, self.callbacks = rig, samples, callbacks
         self.rng = random.Random(seed)
         self.now = Nanos(0)
         self.record = Record()
-        self.coordinator = Coordinator(wishes, len(rig.ranks))
+        self.start = start
+        resume = Resume("ckpt/model-0", start.meta) if start else None
+        self.coordinator = Coordinator(wishes, len(rig.ranks), resume)
+        self.books = Books(start.consensus, start.meta.reduce) if start else Books()
+        begun = start.meta.open_epochs if start else ()
+        policy = wishes.epoch_callback_rank or FASTEST
+        self.errands = ErrandWatch(
+            "epoch" in callbacks,
+            called_before=begun[0].epoch if begun else None,
+            named=None if policy == FASTEST else Rank(int(policy)),
+        )
         self.cells = {sim.rank: Cells() for sim in rig.ranks}
         self.actors = {sim.rank: Actor(sim, self) for sim in rig.ranks}
         self.dead: set[Rank] = set()  # declared, as every rank can see it
@@ -80,9 +118,7 @@ class World:
         self._serial = 0
         self._sent = 0
         self._clear: dict[tuple[str, Rank], Nanos] = {}  # channels deliver in order
-        self._contributions: dict[Round, dict[Rank, Contribution]] = {}
         self._rosters: dict[Round, tuple[Rank, ...]] = {}
-        self._closed: dict[Round, tuple[Rank, ...]] = {}
         self._closing: set[Round] = set()
 
     # ---- time ---------------------------------------------------------------------------------
@@ -100,6 +136,9 @@ class World:
         if self.rig.stop_at_ms < float("inf"):
             stop = Stop(level=1, why="SIGINT")
             self.after(self.rig.stop_at_ms * MS, lambda: self.deliver(stop))
+        if self.rig.errands.save_at_ms < float("inf"):
+            wish = SaveRequest(why="SIGUSR1")
+            self.after(self.rig.errands.save_at_ms * MS, lambda: self.deliver(wish))
         happenings = 0
         while self._heap and self.record.end is None:
             at, _, _, happen = heapq.heappop(self._heap)
@@ -136,19 +175,57 @@ class World:
     def deliver(self, event: Event) -> None:
         """The coordinator takes one event; its actions are carried out."""
         self.record.events.append((self.now, event))
+        self.errands.event(event)
         for action in self.coordinator.step(event, self.now):
             self.record.actions.append((self.now, action))
+            self.errands.action(action, self.books)
             self._carry_out(action)
 
     def _carry_out(self, action: Action) -> None:
-        if isinstance(action, Attach | Grant | Evaluate | Finish):
+        if isinstance(action, Attach | Grant | CallEpochFn | AdjustRate | Save | Evaluate | Finish):
             actor = self.actors[action.rank]
             self._travel(("down", action.rank), lambda: actor.take(action))
         elif isinstance(action, Committed):
             self.record.last_commit = self.now
-            self._check_commit(action)
+            self.books.check_commit(action)
+        elif isinstance(action, Publish):
+            self._publish(action)
         elif isinstance(action, End):
             self.record.end = action
+
+    # ---- checkpoints ----------------------------------------------------------------------------
+
+    def _publish(self, action: Publish) -> None:
+        """The launcher's thread makes it visible, fails, or is never heard of again."""
+        errands = self.rig.errands
+        if self.rng.random() < errands.publish_hangs:
+            self.never_answer(action.save)
+            return
+        error = "no space left" if self.rng.random() < errands.publish_fails else ""
+        told = Published(action.save, folder="" if error else f"ckpt/{action.save}", error=error)
+        took = self.rng.expovariate(1 / (errands.publish_ms * MS))
+        self.after(took, lambda: self.deliver(told))
+
+    def never_answer(self, save: int) -> None:
+        """Something of it will never come: let the coordinator look when its patience is over.
+
+        Twice, as that begins at a commit that may still be on its way.
+        """
+        self.errands.hanging.add(save)
+        plan = self.coordinator.settled_plan
+        assert plan is not None
+        wait_ns = PATIENCE * plan.callback_timeout_s * 1e9
+        for times in (1.1, 2.2):
+            self.after(times * wait_ns + 1e12, lambda: self.deliver(Tick()))
+
+    def check_rate(self, grant: Grant, rate: Rate) -> None:
+        """A rank begins its window."""
+        self.errands.trains_at(grant.round, rate)
+
+    def restart(self, published: Publish) -> Start:
+        """What a run begins with that is resumed from this checkpoint."""
+        after = Round(published.meta.reduce - self.books.rounds_before)
+        return Start(published.meta, self.books.consensus(after))
 
     # ---- deaths ---------------------------------------------------------------------------------
 
@@ -158,7 +235,7 @@ class World:
 
     def _declare(self, rank: Rank) -> None:
         self.dead.add(rank)
-        for number in list(self._contributions):
+        for number in list(self.books.brought):
             self.try_close(number)
         cells = self.cells[rank]
         death = Died(
@@ -177,13 +254,13 @@ class World:
         """Store an arrival in the cells."""
         cells = self.cells[rank]
         cells.arrived, cells.steps, cells.picks = grant.round, brought.steps, total
-        self._contributions.setdefault(grant.round, {})[rank] = brought
+        self.books.brought.setdefault(grant.round, {})[rank] = brought
         self._rosters[grant.round] = tuple(seat.rank for seat in grant.roster)
         self.try_close(grant.round)
 
     def try_close(self, number: Round) -> None:
         """Close the round a reduce later, once everybody has arrived or is dead."""
-        came = self._contributions[number]
+        came = self.books.brought[number]
         missing = [r for r in self._rosters[number] if r not in came and r not in self.dead]
         if missing or number in self._closing:
             return
@@ -191,47 +268,34 @@ class World:
         self.after(self.rig.reduce_ms * MS, lambda: self._close(number))
 
     def _close(self, number: Round) -> None:
-        came = self._contributions[number]
+        came = self.books.brought[number]
         order = tuple(rank for rank in self._rosters[number] if rank in came)
         survivors = [rank for rank in order if self.actors[rank].inside(number)]
         if not survivors:
             return  # nobody was left to finish it: nothing entered any living consensus
-        self._closed[number] = order
-        for rank in order:
-            brought = came[rank]
-            self.record.consensus.setdefault(brought.epoch, Counter()).update(brought.picks)
+        self.books.closed[number] = order
         for rank in survivors:
             self.actors[rank].leave(number, order)
 
     # ---- promises -------------------------------------------------------------------------------
 
-    def _check_commit(self, commit: Committed) -> None:
-        order = self._closed.get(commit.round)
-        if order is None or order != commit.contributors:
-            raise WeBroke(f"round {commit.round} committed {commit.contributors}, closed {order}")
-        for rank in order:
-            brought, told = self._contributions[commit.round][rank], str(rank)
-            if commit.picks[told] != len(brought.picks) or commit.mass[told] != brought.steps:
-                raise WeBroke(f"round {commit.round}: rank {rank} did {brought}, told {commit}")
-
     def _check_end(self) -> None:
         end = self.record.end
-        for picks in self.record.consensus.values():
-            if any(count != 1 for count in picks.values()):
-                raise WeBroke("a pick entered the consensus twice")
-        if end is None or end.status != "ok":
+        self.books.check_once()
+        if end is None or end.status == "failed":
+            return
+        self.errands.check_end()
+        if end.status == "stopped":
             return
         plan = self.coordinator.settled_plan
         if plan is None:
             raise WeBroke("ended ok without a plan")
-        total = plan.epoch_picks
-        for epoch in range(plan.epochs):
-            picks = self.record.consensus.get(epoch, Counter())
-            if len(picks) != total:
-                raise WeBroke(f"epoch {epoch}: {len(picks)} of {total} picks in the consensus")
+        meta = self.start.meta if self.start else None
+        before = meta.closed_epochs if meta else ()
+        dealt = {past.epoch: past.picks for past in before}
+        dealt |= {begun.epoch: begun.picks for begun in (meta.open_epochs if meta else ())}
         closed = self.record.of(EpochClosed)
-        if [c.epoch for c in closed] != list(range(plan.epochs)):
-            raise WeBroke(f"epochs closed: {[c.epoch for c in closed]}")
-        for cover in closed:
-            if (cover.done_once, cover.duplicated, cover.missing) != (total, 0, 0):
-                raise WeBroke(f"coverage {cover}")
+        self.books.check_whole(plan, (*before, *closed), dealt)
+        first = meta.epoch if meta else 0
+        if [cover.epoch for cover in closed] != list(range(first, plan.epochs)):
+            raise WeBroke(f"epochs closed: {[cover.epoch for cover in closed]}")
