@@ -170,7 +170,7 @@ class Trainer:
         from flodl_shm.cli.plain_python import train_by_ranks
         from flodl_shm.train.solo import run_alone
 
-        state = train_by_ranks()
+        state = train_by_ranks(self.job)
         return run_alone(self.job) if state is None else state
 
     def worker(self) -> Any:

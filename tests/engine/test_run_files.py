@@ -12,6 +12,7 @@ from flodl_shm.control.coordinator import Coordinator
 from flodl_shm.control.messages import Committed, Died, End
 from flodl_shm.control.options import Wishes
 from flodl_shm.obs import journal
+from flodl_shm.obs.replay import written
 
 pytestmark = pytest.mark.procs
 
@@ -120,7 +121,8 @@ def test_the_layout_of_a_run_directory(ends):
         f"ranks/rank{n}/{file}" for n in (0, 1) for file in ("pid", "stdout.log", "stderr.log")
     }
     files = {"run.json", "journal.jsonl", "metrics.jsonl", "resources.jsonl", "summary.json"}
-    assert found == files | ranks | {"ranks", "ranks/rank0", "ranks/rank1"}
+    folders = {"ckpt", "ranks", "ranks/rank0", "ranks/rank1"}
+    assert found == files | ranks | folders
 
 
 def test_a_pid_file_names_process_and_incarnation(ends):
@@ -232,7 +234,7 @@ def test_the_journal_stepped_again_gives_the_same_actions(ends, name):
             actions = coordinator.step(record.message, record.at)
         else:
             assert record.kind == "action"
-            assert actions.pop(0) == record.message
+            assert written(actions.pop(0)) == written(record.message)
     assert not actions
     assert isinstance(records[-1].message, End)
     assert (
