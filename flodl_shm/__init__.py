@@ -14,15 +14,29 @@ from typing import TYPE_CHECKING, Any
 from flodl_shm.errors import FlodlError
 
 if TYPE_CHECKING:
+    from flodl_shm.control.messages import EpochMetrics
+    from flodl_shm.train.epoch_handle import EpochHandle
+    from flodl_shm.train.scalars import record_scalar
     from flodl_shm.train.state import TrainedState
     from flodl_shm.train.trainer import Trainer
 
 __version__ = "0.1.0"
-__all__ = ["Trainer", "TrainedState", "FlodlError", "__version__"]
+__all__ = [
+    "EpochHandle",
+    "EpochMetrics",
+    "FlodlError",
+    "TrainedState",
+    "Trainer",
+    "__version__",
+    "record_scalar",
+]
 
 _HOMES = {
-    "Trainer": "flodl_shm.train.trainer",
+    "EpochHandle": "flodl_shm.train.epoch_handle",
+    "EpochMetrics": "flodl_shm.control.messages",
     "TrainedState": "flodl_shm.train.state",
+    "Trainer": "flodl_shm.train.trainer",
+    "record_scalar": "flodl_shm.train.scalars",
 }
 
 

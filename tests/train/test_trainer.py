@@ -141,6 +141,9 @@ def test_the_package_costs_no_import_of_torch():
 
 def test_the_package_has_its_public_names_and_no_others():
     assert flodl_shm.Trainer is Trainer
+    for name in flodl_shm.__all__:
+        assert getattr(getattr(flodl_shm, name), "__name__", name) == name
+    assert dir(flodl_shm) == sorted(flodl_shm.__all__)
     assert flodl_shm.TrainedState.__name__ == "TrainedState"
     assert issubclass(BadConfig, flodl_shm.FlodlError)
     with pytest.raises(AttributeError, match="no attribute 'Coordinator'"):
