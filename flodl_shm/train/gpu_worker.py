@@ -1,22 +1,23 @@
 """One rank's training, from building the model to handing the state back. Used everywhere.
 
-    build     model with the run's seed; report Ready with its layout
-    attach    bind the replica to the arena, build the optimizer; report Attached
-    serve     Grant: one window, then the round that ends it; Evaluate; Finish: copy the state out
+    begin     model with the run's seed, Ready; replica bound to the arena, optimizer, Attached
+    windows   one after the other: opened by a grant, trained, closed by arrival and round
+    between   errands, with the replica holding just the consensus; at the end the state
 
-It cannot tell whether its orders come from a launcher, another host or this very process: it has
-a Link, a Meeting and a Session. Who does how much, and when the ranks agree, is not decided here.
+Who asks for the windows is either `run` or the user's own loop (train/cooperative.py): the order
+of what is done is the same. It cannot tell whether its orders come from a launcher, another host
+or this very process: it has a Link, a Meeting and a Session. Who does how much, and when the ranks
+agree, is not decided here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-import traceback
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import psutil
 import torch
 
 from flodl_shm.control.mass import mass
@@ -24,33 +25,29 @@ from flodl_shm.control.messages import (
     Arrived,
     Attach,
     Attached,
+    CallEpochFn,
     EpochMetrics,
-    Evaluate,
-    Evaluated,
     Finish,
     Finished,
     Grant,
     Left,
+    Quit,
     Ready,
+    Request,
     StopRequest,
 )
-from flodl_shm.control.plan import DEFAULTS
-from flodl_shm.errors import BadConfig, WeBroke
+from flodl_shm.errors import FlodlError, WeBroke
 from flodl_shm.ids import Nanos
-from flodl_shm.train import free_run
+from flodl_shm.train import scalars
+from flodl_shm.train.assembly import Assembly, early_seed, words
 from flodl_shm.train.data.permutation import permutation
-from flodl_shm.train.data.picks import PickSource
 from flodl_shm.train.data.sampler import PickQueue
 from flodl_shm.train.data.source import as_source
-from flodl_shm.train.lone_meeting import LoneMeeting
-from flodl_shm.train.lr import LearningRate
-from flodl_shm.train.pacing import Pacer
+from flodl_shm.train.errands import Errands
+from flodl_shm.train.footprint import footprint
 from flodl_shm.train.replica import Replica
 from flodl_shm.train.seeds import seed_everything
 from flodl_shm.train.state import TrainedState
-from flodl_shm.train.step import Stepper
-from flodl_shm.train.untouched import untouched
-from flodl_shm.train.window import WindowRunner, WindowTally
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,11 +56,10 @@ if TYPE_CHECKING:
 
     from flodl_shm.control.messages import Order
     from flodl_shm.control.options import Settled
+    from flodl_shm.ids import Rank
     from flodl_shm.train.job import Job
     from flodl_shm.train.session import Meeting, Session
-    from flodl_shm.wire.layout import Layout
-
-MIB = 1024 * 1024
+    from flodl_shm.train.window import WindowRunner, WindowTally
 
 
 class GpuWorker:
@@ -82,15 +78,24 @@ class GpuWorker:
         self._clock = clock
         self._sleep = sleep
         self._device = torch.device(session.device)
+        self._errands = Errands(job, session, clock=clock)
         self._consumed = 0  # picks since this incarnation attached
         self._global_step = 0  # optimizer steps of all ranks at the last reduce
-        self._idle_since = 0  # when the rank last had nothing to do but wait for an order
-        self._evaluation: float | None = None
+        self._aside: deque[Order] = deque()  # read before their turn
+        self._grant: Grant | None = None  # of a window that is still to be opened
+        self._wait_ns = 0  # for orders, since the last reduce
+        self._errands_ns = 0  # in errands, since the last arrival
+        self._epoch = 0
+        self._version = 0
+        self._latest: EpochMetrics | None = None
+        self._is_noting = False  # record_scalar notes for this training
         self.is_awaited = False  # others have been told that this rank takes part
         self.metrics: deque[EpochMetrics] = deque()  # for another thread to take from
+        self.state: TrainedState | None = None  # there once the training has ended
+        self._model: nn.Module
         self._plan: Settled
         self._meeting: Meeting
-        self._runner: WindowRunner
+        self.runner: WindowRunner
 
     def run(self) -> TrainedState:
         """Train until told to finish; the state is copied out, the model free to use again.
@@ -98,26 +103,110 @@ class GpuWorker:
         Whatever the user's own functions raise comes through unchanged. Raises BadConfig for a
         model, dataset or optimizer that cannot be trained.
         """
-        self._build()
-        order = self._session.link.receive(wait_for="the other ranks to build their models")
-        if isinstance(order, Finish):
-            return self._finish(order)
-        if not isinstance(order, Attach):
-            raise WeBroke(f"{type(order).__name__} came before Attach")
-        self._attach(order)
-        return self._serve()
+        try:
+            self.begin()
+            while self.next_window() is not None:
+                self.runner.train()
+                self.close_window()
+        except BaseException:
+            self._hush()
+            raise
+        assert self.state is not None
+        return self.state
 
     def ask_to_stop(self, why: str) -> None:
         """Ask for the end of the run. May be called from another thread."""
         session = self._session
         session.link.send(StopRequest(rank=session.rank, row=session.row, why=why))
 
+    def request(self, what: str) -> None:
+        """Ask for an "evaluation" or a "checkpoint" at the next window's edge."""
+        session = self._session
+        session.link.send(Request(rank=session.rank, row=session.row, what=what))
+
+    def quit(self, why: str) -> None:
+        """Leave the training for good, unfinished: peers go on without this rank.
+
+        The model moves out of the arena. Does nothing for one that has ended or not begun.
+        """
+        if self.state is not None or not self.is_awaited:
+            return
+        session = self._session
+        self._replica.release()
+        self._hush()
+        with contextlib.suppress(FlodlError):  # a launcher that does not read knows by our end
+            session.link.send(Quit(rank=session.rank, row=session.row, why=why))
+
+    def _hush(self) -> None:
+        """What the script notes from here on is of no training."""
+        if self._is_noting:
+            self._is_noting = False
+            scalars.stop()
+
+    # ---- what is asked of it ---------------------------------------------------------------------
+
+    @property
+    def rank(self) -> Rank:
+        """Of this process."""
+        return self._session.rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks the run began with."""
+        return self._session.world_size
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self._device
+
+    @property
+    def model(self) -> nn.Module:
+        """This rank's replica."""
+        return self._model
+
+    @property
+    def current_lr(self) -> float:
+        """Of the first parameter group."""
+        return self.runner.rate.value
+
+    @property
+    def local_step(self) -> int:
+        """Optimizer steps of this incarnation."""
+        return self.runner.steps
+
+    @property
+    def current_epoch(self) -> int:
+        """Of the window under way, or the epoch that is about to begin."""
+        return self._epoch
+
+    @property
+    def current_version(self) -> int:
+        """The newest round this rank has gone through."""
+        return self._version
+
+    @property
+    def latest_metrics(self) -> EpochMetrics | None:
+        """Of the epoch told of last."""
+        return self._latest
+
     # ---- build and attach ------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Build, wait for the others, attach; if the run has ended meanwhile, there is a state."""
+        self._build()
+        order = self._session.link.receive(wait_for="the other ranks to build their models")
+        if isinstance(order, Finish):
+            self._finish(order)
+        elif isinstance(order, Attach):
+            self._attach(order)
+        else:
+            raise WeBroke(f"{type(order).__name__} came before Attach")
 
     def _build(self) -> None:
         job, session = self._job, self._session
-        seed_everything(self._early_seed())
-        self._model: nn.Module = job.build_model(self._device)
+        seed_everything(early_seed(job, session))
+        self._model = job.build_model(self._device)
         self._source = as_source(job.dataset)
         self._replica = Replica(self._model)
         layout = self._replica.layout
@@ -131,17 +220,11 @@ class GpuWorker:
                 samples=len(self._source),
                 device=session.device,
                 wishes=job.wishes,
-                names=_words(layout),
+                names=words(layout),
+                callbacks=self._errands.has,
             )
         )
         self.is_awaited = True
-
-    def _early_seed(self) -> int:
-        """The settled seed, before the plan is: the session's word, the script's, the default."""
-        for word in (self._session.seed, self._job.wishes.seed, DEFAULTS.seed):
-            if word is not None:
-                return word
-        raise WeBroke("no default seed")
 
     def _attach(self, order: Attach) -> None:
         session, plan = self._session, order.plan
@@ -149,92 +232,89 @@ class GpuWorker:
         self._meeting, slot = session.attach(order)
         if slot is not None:
             self._replica.bind(slot)
-        self._runner = self._make_runner(self._job, self._model, self._meeting)
-        rate = self._free_picks_per_s() if session.free_run_s > 0 else 0.0
+        optimizer = self._job.build_optimizer(self._model)
+        parts = Assembly(session, plan, self._source, self._device, self._clock, self._sleep)
+        self.runner = parts.runner(self._job, self._model, optimizer, self._meeting)
+        rate = parts.free_picks_per_s(self._job) if session.free_run_s > 0 else 0.0
         seed_everything(plan.seed + session.rank)
+        self._errands.equip(self, optimizer, self.runner.rate)
+        if order.checkpoint:
+            parts.restore(order, self._model, optimizer, self.runner.rate)
+        scalars.start()
+        self._is_noting = True
         session.link.send(Attached(rank=session.rank, row=session.row, free_picks_per_s=rate))
 
-    def _free_picks_per_s(self) -> float:
-        """This rank's rate alone, on copies. Random numbers it draws are seeded away after it."""
-        job, plan = free_run.throwaway(self._job), self._plan
-        runner = self._make_runner(job, job.build_model(self._device), LoneMeeting())
-        order = permutation(plan.picks, seed=plan.seed, epoch=0)
-        return free_run.free_picks_per_s(runner, order, self._session.free_run_s)
+    # ---- windows ---------------------------------------------------------------------------------
 
-    def _make_runner(self, job: Job, model: nn.Module, meeting: Meeting) -> WindowRunner:
-        session, plan = self._session, self._plan
-        optimizer = job.build_optimizer(model)
-        return WindowRunner(
-            rank=session.rank,
-            batch_size=plan.batch_sizes[session.rank],
-            source=PickSource(self._source, plan.seed, job.transform, augmented=plan.augment > 1),
-            stepper=Stepper(
-                model,
-                optimizer,
-                job.train_step,
-                max_grad_norm=plan.max_grad_norm,
-                device=self._device,
-            ),
-            rate=LearningRate(optimizer, job.scheduler, session.world_size),
-            pacer=self._make_pacer(plan.seed),
-            meeting=meeting,
-            device=self._device,
-            clock=self._clock,
-            sleep=self._sleep,
-        )
+    def next_window(self) -> Grant | None:
+        """Open the next window that has a batch for this rank; None: the training has ended.
 
-    def _make_pacer(self, seed: int) -> Pacer:
-        session, step_ms = self._session, self._job.step_ms
-        if step_ms and len(step_ms) < session.world_size:
-            raise BadConfig(
-                f"step_ms gives {len(step_ms)} times for {session.world_size} ranks",
-                hint="Give one time in milliseconds for each rank.",
-            )
-        return Pacer(
-            slow=session.slow,
-            step_ms=step_ms[session.rank] if step_ms else 0.0,
-            rank=session.rank,
-            seed=seed,
-        )
-
-    # ---- serve -----------------------------------------------------------------------------------
-
-    def _serve(self) -> TrainedState:
-        self._idle_since = self._clock()
+        Those without one, as the round that spreads the initial state, are gone through.
+        """
         while True:
+            self._listen()
+            grant = self._grant
+            if grant is None:
+                return None
+            if self._open(grant):
+                return grant
+            self.close_window()
+
+    def _open(self, grant: Grant) -> bool:
+        plan, runner = self._plan, self.runner
+        order = permutation(plan.picks, seed=plan.seed, epoch=grant.epoch)
+        runner.source.epoch = self._epoch = grant.epoch
+        queue = PickQueue(grant.spans, order, skip=self._consumed - grant.after)
+        return runner.open(grant, queue, position=self._global_step)
+
+    def close_window(self) -> None:
+        """Report the open window, go through the round that ends it, and hear what comes next."""
+        grant, self._grant = self._grant, None
+        assert grant is not None
+        self._arrive(grant, self.runner.close())
+        self._leave(grant)
+        self._listen()
+
+    def _listen(self) -> None:
+        """Do as told until there is another window, or the end."""
+        while self._grant is None and self.state is None:
+            begin = self._clock()
             order = self._next_order()
+            came = self._clock()
+            self._wait_ns += came - begin
             match order:
                 case Grant():
-                    self._window(order)
-                case Evaluate():
-                    self._evaluate(order)
+                    self._grant = order
                 case Finish():
-                    return self._finish(order)
+                    self._finish(order)
                 case _:
-                    raise WeBroke(f"{type(order).__name__} came in the middle of training")
-            self._idle_since = self._clock()
+                    self._epoch = order.epoch if isinstance(order, CallEpochFn) else self._epoch
+                    if not self._errands.run(order):
+                        kind = type(order).__name__
+                        raise WeBroke(f"{kind} came in the middle of training")
+                    self._errands_ns += self._clock() - came
 
     def _next_order(self) -> Order:
-        """What is to be done next; news of epochs are put aside and are no rest from waiting."""
-        while True:
-            order = self._session.link.receive(wait_for="the next window")
-            if not isinstance(order, EpochMetrics):
-                return order
+        if self._aside:
+            return self._aside.popleft()
+        order = self._session.link.receive(wait_for="the next window")
+        self._note(order)
+        return order
+
+    def hear(self) -> None:
+        """Take in, without waiting, what has been sent; orders keep their turn."""
+        while self.state is None and (order := self._session.link.poll()) is not None:
+            self._note(order)
+            self._aside.append(order)
+
+    def _note(self, order: Order) -> None:
+        """News of epochs are news at once."""
+        if isinstance(order, EpochMetrics):
+            self._latest = order
             self.metrics.append(order)
 
-    def _window(self, grant: Grant) -> None:
-        """Train one window and go through the round that ends it."""
-        wait_ns = self._clock() - self._idle_since
-        plan, runner = self._plan, self._runner
-        order = permutation(plan.picks, seed=plan.seed, epoch=grant.epoch)
-        runner.source.epoch = grant.epoch
-        queue = PickQueue(grant.spans, order, skip=self._consumed - grant.after)
-        tally = runner.run(grant, queue, position=self._global_step)
-        self._arrive(grant, tally, wait_ns)
-        self._leave(grant)
-
-    def _arrive(self, grant: Grant, tally: WindowTally, wait_ns: int) -> None:
-        session, stepper = self._session, self._runner.stepper
+    def _arrive(self, grant: Grant, tally: WindowTally) -> None:
+        session, stepper = self._session, self.runner.stepper
         before = self._clock()
         stepper.catch_up()
         busy_ns = tally.busy_ns + self._clock() - before
@@ -260,19 +340,23 @@ class GpuWorker:
                 rest_ns=tally.rest_ns,
                 busy_ns=busy_ns,
                 data_ns=tally.data_ns,
-                wait_ns=wait_ns,
+                wait_ns=self._wait_ns,
+                callback_ns=self._errands_ns,
                 loss_sum=loss_sum,
                 loss_count=loss_count,
                 began_at=Nanos(tally.began_at),
-                lr=self._runner.rate.value,
+                lr=self.runner.rate.value,
+                scalars=scalars.take(),
             )
         )
+        self._wait_ns = self._errands_ns = 0
 
     def _leave(self, grant: Grant) -> None:
         session = self._session
         outcome = self._meeting.complete()
         self._replica.leave()
         self._global_step += outcome.steps
+        self._version = grant.round
         session.link.send(
             Left(
                 rank=session.rank,
@@ -286,45 +370,18 @@ class GpuWorker:
             )
         )
 
-    def _evaluate(self, order: Evaluate) -> None:
+    def _finish(self, order: Finish) -> None:
         session = self._session
-        begin = self._clock()
-        value, error = self._score()
-        self._evaluation = value
-        session.link.send(
-            Evaluated(
-                rank=session.rank,
-                row=session.row,
-                epoch=order.epoch,
-                value=value,
-                elapsed_ns=self._clock() - begin,
-                error=error,
-            )
-        )
-
-    def _score(self) -> tuple[float | None, str]:
-        """The user's evaluation, or what it raised in words; it leaves no trace in the model."""
-        job = self._job
-        if job.eval_fn is None:
-            return None, ""
-        data = job.dataset if job.eval_dataset is None else job.eval_dataset
-        try:
-            with untouched(self._model, self._device):
-                return float(job.eval_fn(self._model, data)), ""
-        except Exception as error:  # an evaluation must not cost the training: it is reported
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            return None, f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
-
-    def _finish(self, order: Finish) -> TrainedState:
-        session = self._session
+        self._errands.close()
         self._replica.release()
+        self._hush()
         state = replace(
             TrainedState.of(self._model),
             status=order.status,
             global_step=self._global_step,
-            evaluation=self._evaluation,
+            evaluation=self._errands.evaluation,
         )
-        rss_mib, pss_mib = _footprint()
+        rss_mib, pss_mib = footprint()
         session.link.send(
             Finished(
                 rank=session.rank,
@@ -334,18 +391,4 @@ class GpuWorker:
                 pss_mib=pss_mib,
             )
         )
-        return state
-
-
-def _words(layout: Layout) -> tuple[str, ...]:
-    """A few words per tensor, to name the first difference between two ranks' models."""
-    return tuple(
-        f"{entry.kind} {entry.name} {'x'.join(map(str, entry.shape)) or 'scalar'} {entry.dtype}"
-        for entry in layout.entries
-    )
-
-
-def _footprint() -> tuple[float, float]:
-    """(rss, pss) of this process in MiB; pss counts shared pages by their share."""
-    memory = psutil.Process().memory_full_info()
-    return memory.rss / MIB, memory.pss / MIB
+        self.state = state

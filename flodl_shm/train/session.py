@@ -42,6 +42,9 @@ class Link(Protocol):
     def receive(self, *, wait_for: str) -> Order:
         """The next order, in sequence. Parks bounded; `wait_for` names what is waited for."""
 
+    def poll(self) -> Order | None:
+        """The next order if it is there already: never waits. For the thread that receives."""
+
 
 class Meeting(Protocol):
     """What a worker needs of a reducer."""
@@ -91,6 +94,18 @@ class Session(Protocol):
     @property
     def free_run_s(self) -> float:
         """How long to measure this rank's own rate before the training; 0: not at all."""
+
+    @property
+    def callback_timeout_s(self) -> float:
+        """How long a function of the user beside train_step may take before it is abandoned."""
+
+    @property
+    def run_id(self) -> str:
+        """Of the run: what tells its unfinished checkpoints from another's. Empty: no launcher."""
+
+    @property
+    def save_stem(self) -> str:
+        """Path prefix of checkpoint folders; empty: nothing can be saved here."""
 
     @property
     def link(self) -> Link: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from multiprocessing import current_process
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from flodl_shm.control.messages import EpochMetrics
+    from flodl_shm.train.cooperative import Worker
     from flodl_shm.train.epoch_handle import EpochHandle
     from flodl_shm.train.state import TrainedState
     from flodl_shm.train.turnstile import Turnstile
@@ -173,9 +175,23 @@ class Trainer:
         state = train_by_ranks(self.job)
         return run_alone(self.job) if state is None else state
 
-    def worker(self) -> Any:
-        """A loop of the user's own; not available in this version."""
-        raise BadConfig("Trainer.worker() is not available in this version", hint="Use run().")
+    def worker(self) -> Worker:
+        """Train in a loop of the script's own, in a rank or alone: see train/cooperative.py.
+
+        `train_step` is not called then. Builds the model and waits for the other ranks.
+        """
+        _refuse_while_imported_by_a_worker()
+        from flodl_shm.train.cooperative import Alone, Worker
+
+        if sessions.CURRENT is not None:
+            turnstile = sessions.CURRENT
+            worker = turnstile.enter(self.job)
+            return Worker(worker, partial(turnstile.leave, worker))
+        from flodl_shm.cli.plain_python import refuse_to_launch
+        from flodl_shm.train.solo import alone
+
+        refuse_to_launch("worker()")
+        return Worker(GpuWorker(self.job, alone()), Alone.enter(), is_alone=True)
 
     def start(self) -> Handle:
         """Train in the background, in a rank or alone: poll_metrics(), abort(), join()."""

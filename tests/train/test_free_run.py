@@ -177,6 +177,8 @@ class Link:
 class Session:
     rank, row, world_size, device, seed = Rank(0), Row(0), 1, "cpu", 5
     slow = ()
+    callback_timeout_s = 5.0
+    run_id = save_stem = ""
 
     def __init__(self, free_run_s) -> None:
         self.free_run_s = free_run_s

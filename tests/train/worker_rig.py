@@ -49,6 +49,11 @@ class Script:
         self.waited.append(wait_for)
         return self.orders.pop(0)
 
+    def poll(self):
+        """What comes before the next window is there already, as far as anybody has sent it."""
+        told = bool(self.orders) and not isinstance(self.orders[0], Grant | Finish)
+        return self.orders.pop(0) if told else None
+
     def of(self, kind):
         return [report for report in self.sent if isinstance(report, kind)]
 
@@ -93,6 +98,8 @@ class Session:
     rank, row, world_size, device = Rank(1), Row(1), 2, "cpu"
     slow: tuple[SlowDown, ...] = ()
     free_run_s = 0.0
+    callback_timeout_s = 5.0
+    run_id = save_stem = ""
 
     def __init__(self, *orders, seed=None, floats=0) -> None:
         self.seed = seed
