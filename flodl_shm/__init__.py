@@ -15,6 +15,7 @@ from flodl_shm.errors import FlodlError
 
 if TYPE_CHECKING:
     from flodl_shm.control.messages import EpochMetrics
+    from flodl_shm.train.cooperative import EvalResult, Plan, StepOutcome, Worker
     from flodl_shm.train.epoch_handle import EpochHandle
     from flodl_shm.train.scalars import record_scalar
     from flodl_shm.train.state import TrainedState
@@ -24,9 +25,13 @@ __version__ = "0.1.0"
 __all__ = [
     "EpochHandle",
     "EpochMetrics",
+    "EvalResult",
     "FlodlError",
+    "Plan",
+    "StepOutcome",
     "TrainedState",
     "Trainer",
+    "Worker",
     "__version__",
     "record_scalar",
 ]
@@ -34,8 +39,12 @@ __all__ = [
 _HOMES = {
     "EpochHandle": "flodl_shm.train.epoch_handle",
     "EpochMetrics": "flodl_shm.control.messages",
+    "EvalResult": "flodl_shm.train.cooperative",
+    "Plan": "flodl_shm.train.cooperative",
+    "StepOutcome": "flodl_shm.train.cooperative",
     "TrainedState": "flodl_shm.train.state",
     "Trainer": "flodl_shm.train.trainer",
+    "Worker": "flodl_shm.train.cooperative",
     "record_scalar": "flodl_shm.train.scalars",
 }
 
