@@ -51,7 +51,7 @@ class EpochNews:
     ) -> Iterator[EpochMetrics]:
         """An epoch's consensus was evaluated; closed in this run, before a resume, or open yet."""
         news = self._told.get(epoch)
-        is_closed = epoch in self._schedule.closed
+        is_closed = news is not None or epoch in self._schedule.closed
         if news is None and is_closed:
             past = self._schedule.closed[epoch]
             news = self._build(EpochTally(), epoch, past.loss, past.picks, now)

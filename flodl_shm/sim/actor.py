@@ -193,7 +193,8 @@ class Actor:
     def _boundary(self) -> None:
         grant = self._grant
         assert grant is not None
-        if self._queue and takes_another(
+        leaves = self.world.rng.random() < self.world.rig.errands.leaves
+        if not leaves and self._queue and takes_another(
             grant,
             done=len(self._times),
             now=self.world.now,
