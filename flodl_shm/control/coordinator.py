@@ -45,7 +45,7 @@ from flodl_shm.control.messages import (
     Tick,
 )
 from flodl_shm.control.reduce_cycle import seats_of
-from flodl_shm.control.resume import check
+from flodl_shm.control.resume import check, take_up
 from flodl_shm.control.training import Training
 from flodl_shm.errors import BadConfig, FlodlError, PeerBroke, PeersLost, WeBroke
 from flodl_shm.ids import Nanos, Rank, Row, Slot
@@ -161,10 +161,11 @@ class Coordinator:
 
     def _bury(self, death: Died) -> None:
         """One death, counted once: what it delivered stays, what it held goes back."""
-        if not self.ledger.is_living(death.rank, death.row):
-            return
-        if death.user_error:
+        is_living = self.ledger.is_living(death.rank, death.row)
+        # A script may leave its training with an exception that then ends its process, too.
+        if death.user_error and (is_living or death.rank not in self._finished):
             self._end("failed", death.exit_code, f"rank {death.rank} failed: {death.cause}")
+        if death.user_error or not is_living:
             return
         back, said = 0, list[Action]()
         if self._training is not None:
@@ -214,7 +215,12 @@ class Coordinator:
         )
         if self.resume is not None:
             check(self.resume, first, settled)
+        if settled.save_every and not settled.can_save:
+            text = f"save_every {settled.save_every} has no effect without a launcher"
+            self._say("save", f"{text}: nothing is saved", alert=True)
         self._training = Training(settled, reports, self.resume)
+        if self.resume is not None:
+            self._out.extend(take_up(self.resume, self._training.rounds))
         self._out.append(BuildArena(params=first.params, buffers=first.buffers, plan=settled))
         seats = seats_of(self.living)
         for seat in seats:
@@ -271,6 +277,8 @@ class Coordinator:
     def _finish(self, status: str, reason: str) -> None:
         self._outcome = (status, reason)
         self.phase = "finishing"
+        if self._training is not None:
+            self._training.let_go()
         for rank in self.living:
             self._out.append(Finish(rank=rank, status=status, reason=reason))
 

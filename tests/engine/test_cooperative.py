@@ -90,7 +90,7 @@ def go(way):
     raise StopIteration
 
 way = sys.argv[1]
-with trainer(epochs=4).worker() as w:
+with trainer(epochs=100_000 if way == "raises" else 4).worker() as w:
     for plan in w.plans():
         if RANK == 1 and plan.epoch == 1:
             if way == "breaks":
@@ -102,6 +102,34 @@ with trainer(epochs=4).worker() as w:
             w.step(loss)
 """
 )
+
+
+# Asks for a checkpoint in the middle of the second epoch, or goes on from one.
+SAVES = (
+    SETUP
+    + """
+from torch.optim.lr_scheduler import StepLR
+
+def epoch_fn(epoch, worker):
+    if epoch == 1:
+        worker.scale_lr(0.5)
+
+more = {"epoch_fn": epoch_fn, "scheduler": lambda optimizer, world_size: StepLR(optimizer, 7)}
+with trainer(**more).worker() as w:
+    for plan in w.plans():
+        if plan.round == 18 and sys.argv[1] == "saves" and RANK == 1:
+            w.request_checkpoint()
+        for batch in w.batches():
+            loss = mse(w.model, batch)
+            loss.backward()
+            w.step(loss)
+"""
+)
+THEN = """
+"$@" --save ck/model {words} train.py saves || exit 10
+rm -r "$(ls -d ck/model-* | tail -n 1)"  # that of the end
+"$@" --resume ck/model {words} train.py goes-on || exit 11
+"""
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +145,9 @@ def ends(launches):
         "loop-cadence": start("loop-cadence", LOOP, policy=CADENCE),
         "leaves": start("leaves", LEAVES, policy=CADENCE),
         "leaves-sync": start("leaves-sync", LEAVES),
+        "saves": launches.shell(
+            "saves", THEN.format(words=" ".join(SYNC)), files={"train.py": SAVES}
+        ),
         **{way: start(way, QUITS, way) for way in ("raises", "exits", "breaks")},
     }
     return lambda name: started[name].result()
@@ -162,7 +193,7 @@ def test_a_plan_left_early_costs_nobody_a_sample(ends, name):
     is_exact(end.summary, epochs=2)
 
 
-def test_what_the_loop_raises_ends_the_run(ends):
+def test_what_the_loop_raises_ends_the_run_at_once(ends):
     end = ends("raises")
     assert end.code == 1, str(end)
     assert end.err.splitlines()[-1] == "KeyError: 'label'"
@@ -176,3 +207,19 @@ def test_the_others_go_on_without_one_that_leaves(ends, way):
     assert len(end.summary["deaths"]) == 1
     assert end.summary["survivors"] == 1
     is_exact(end.summary, epochs=4)
+
+
+def test_a_checkpoint_asked_for_by_the_loop_leads_to_the_same_parameters(ends):
+    """Model, optimizer, random and scheduler state, rate and the epoch under way: all go on."""
+    end = ends("saves")
+    assert end.code == 0, str(end)
+    whole, resumed = (
+        json.loads((path / "summary.json").read_text())
+        for path in sorted((end.place / "runs").iterdir())
+        if not path.is_symlink()
+    )
+    (folder,) = (end.place / "ck").glob("model-*")
+    assert folder.name > "model-000000000024"  # in the second epoch
+    assert folder.name < "model-000000000048"
+    assert resumed["params_sha256"] == whole["params_sha256"]
+    is_exact(resumed, epochs=3)
