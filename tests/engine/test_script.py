@@ -154,10 +154,11 @@ def test_threads_exit_handlers_and_loader_workers_of_a_script_come_to_their_end(
 
 
 def shown_by(end):
-    """What the ranks said on the screen, by rank."""
+    """What the ranks said on the screen, by rank: each on the stream it was said on."""
     assert end.code == 0, str(end)
     said = {"0": [], "1": []}
-    for line in end.out.splitlines():
+    assert "oops" not in end.out
+    for line in end.out.splitlines() + end.err.splitlines():
         match = re.fullmatch(r"\[r(\d)\] (.*)", line)
         if match:
             said[match[1]].append(match[2])
