@@ -73,4 +73,7 @@ def _difference(one: Ready, other: Ready) -> str:
         return f"the dataset has {one.samples} samples on one, {other.samples} on the other"
     if one.wishes != other.wishes:
         return f"Trainer was called with {one.wishes} on one, {other.wishes} on the other"
+    if one.callbacks != other.callbacks:
+        mine, theirs = (", ".join(those.callbacks) or "no" for those in (one, other))
+        return f"Trainer was given {mine} functions on one, {theirs} on the other"
     return ""

@@ -109,6 +109,10 @@ class Saves:
         if self._can_save:
             self._due.add(reason)
 
+    def close(self) -> None:
+        """Ranks are let go: no wish can be met any more."""
+        self._can_save = False
+
     def order(self, edge: Edge, now: Nanos, *, is_last: bool = False) -> Iterator[Action]:
         """Order the save that is due, if one is and there is room for it.
 

@@ -31,7 +31,7 @@ from flodl_shm.control.messages import (
     SaveRequest,
 )
 from flodl_shm.control.reduce_cycle import ReduceCycle
-from flodl_shm.control.resume import stand, take_up
+from flodl_shm.control.resume import stand
 from flodl_shm.control.roles import Roles
 from flodl_shm.control.saves import Saves
 from flodl_shm.errors import PeerBroke
@@ -58,11 +58,11 @@ class Training:
         first, meta = reports[0], resume.meta if resume else None
         devices = dict.fromkeys(range(plan.world_size), "")
         devices |= {report.rank: report.device for report in reports}
-        self.plan, self.resume = plan, resume
+        self.plan = plan
         self.rounds = ReduceCycle(plan, meta)
         self.value: float | None = None  # of the final evaluation
         self.is_scored = False  # the final evaluation has come, or never will
-        self._roles = roles = Roles(plan.epoch_callback_rank, {*first.callbacks, "evaluation"})
+        self._roles = roles = Roles(plan.epoch_callback_rank, first.callbacks)
         self._epoch_fn = EpochFunction(roles, meta)
         self._evaluations = Evaluations(roles, meta.evaluations if meta else ())
         self._news = EpochNews(plan, roles, self.rounds.schedule, tuple(devices.values()))
@@ -149,8 +149,6 @@ class Training:
 
     def begin(self, living: Living, now: Nanos) -> Iterator[Action]:
         """All ranks hold their models: spread the initial state, if anything is to be trained."""
-        if self.resume is not None:
-            yield from take_up(self.resume, self.rounds)
         if self.is_over:
             return
         yield from self._epoch_fn.tell(living)
@@ -232,6 +230,10 @@ class Training:
     def save(self, living: Living, now: Nanos) -> Iterator[Action]:
         """Order the saves that are still due: no round will be issued any more."""
         yield from self._saves.order(self._edge(living), now, is_last=True)
+
+    def let_go(self) -> None:
+        """Ranks finish: what scripts still ask for comes too late."""
+        self._saves.close()
 
     def publish(self, now: Nanos) -> Iterator[Action]:
         """Publish what is complete, give up what takes too long."""

@@ -55,8 +55,12 @@ class Play:
         return end
 
 
-def ready(rank: int, samples: int = 4, digest: str = "d") -> Ready:
-    return Ready(Rank(rank), Row(rank), digest, 8, 0, samples=samples, device="cpu")
+def ready(
+    rank: int, samples: int = 4, digest: str = "d", callbacks: tuple[str, ...] = ("evaluation",)
+) -> Ready:
+    return Ready(
+        Rank(rank), Row(rank), digest, 8, 0, samples=samples, device="cpu", callbacks=callbacks
+    )
 
 
 def attached(rank: int) -> Attached:

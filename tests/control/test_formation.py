@@ -49,6 +49,7 @@ def test_attached_of_all_living() -> None:
         ({"digest": "x", "names": ("param a 2 float32",)}, "model layout abc on one, x on"),
         ({"samples": 65}, "64 samples on one, 65 on the other"),
         ({"wishes": Wishes(epochs=3)}, "Trainer was called with"),
+        ({"callbacks": ("epoch",)}, "given no functions on one, epoch on the other"),
     ],
 )
 def test_the_first_difference_is_named(changes: dict[str, Any], words: str) -> None:
