@@ -9,19 +9,19 @@ import pytest
 
 from flodl_shm.cli.main import main
 from flodl_shm.control.coordinator import Coordinator
-from flodl_shm.control.messages import Died, End, Note, Tick
+from flodl_shm.control.messages import Died, End, Note, Publish, Tick
 from flodl_shm.control.options import Wishes
 from flodl_shm.ids import Nanos, Rank
 from flodl_shm.obs.journal import Journal, Record, read
 from flodl_shm.obs.replay import replay
-from flodl_shm.sim.rig import DEATH_POINTS, Death, Rig, SimRank
+from flodl_shm.sim.rig import DEATH_POINTS, Death, Errands, Rig, SimRank
 from flodl_shm.sim.world import World
 
 JOURNALS = 20
 
 
 def rig_of(seed):
-    """Two to four ranks; every second run has a death, every third a throttled rank."""
+    """Two to four ranks; every second run has a death, every third a throttled rank. All save."""
     rng = random.Random(seed)
     ranks = [SimRank(Rank(n), rng.choice((10.0, 20.0, 35.0))) for n in range(rng.randint(2, 4))]
     if seed % 2:
@@ -29,19 +29,35 @@ def rig_of(seed):
         ranks[1] = SimRank(Rank(1), 20.0, death=death)
     if seed % 3 == 0:
         ranks[0] = SimRank(Rank(0), 10.0, throttle_at_ms=300.0, throttle=4.0)
-    return Rig(ranks=tuple(ranks), stop_at_ms=900.0 if seed == 8 else float("inf"))
+    errands = Errands(part_fails=0.2, publish_fails=0.2, requests=0.05, save_at_ms=50.0)
+    stop_at_ms = 900.0 if seed == 8 else float("inf")
+    return Rig(ranks=tuple(ranks), stop_at_ms=stop_at_ms, errands=errands)
 
 
-def record(seed, path):
+def record(seed, path, start=None):
     """Play a run and write it as the launcher would, each event before its actions."""
     rig = rig_of(seed)
-    wishes = Wishes(policy=("sync", "cadence")[seed // 2 % 2], epochs=2, batch_size=2)
+    wishes = Wishes(
+        policy=("sync", "cadence")[seed // 2 % 2],
+        epochs=2,
+        batch_size=2,
+        can_save=True,
+        save_every=1,
+        eval_every=1,
+    )
+    callbacks = ("epoch", "checkpoint", "evaluation", "metrics")
+    world = World(rig, wishes=wishes, samples=80, seed=seed, callbacks=callbacks, start=start)
     journal = Journal(path, warn=pytest.fail)
     size = len(rig.ranks)
     journal.header(
-        run_id="sim", started="", at=Nanos(0), versions={}, world_size=size, flags=wishes
+        run_id="sim",
+        started="",
+        at=Nanos(0),
+        versions={},
+        world_size=size,
+        flags=wishes,
+        resume=world.coordinator.resume,
     )
-    world = World(rig, wishes=wishes, samples=80, seed=seed)
     coordinator = world.coordinator
 
     class Recorded:
@@ -74,7 +90,9 @@ def recorded(tmp_path_factory):
 
 def verdict_of(path):
     header, *records = read(path)
-    return replay(records, Coordinator(header.flags, header.world_size).step), records
+    return replay(
+        records, Coordinator(header.flags, header.world_size, header.resume).step
+    ), records
 
 
 @pytest.mark.parametrize("seed", range(JOURNALS))
@@ -83,6 +101,15 @@ def test_a_recorded_run_comes_out_the_same(recorded, seed, capsys):
     out = capsys.readouterr().out
     assert out.startswith("same: ")
     assert "before the run did" not in out
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_a_resumed_run_comes_out_the_same_from_its_journal_alone(seed, tmp_path, capsys):
+    first = record(seed, tmp_path / "first.jsonl")
+    start = first.restart(first.record.of(Publish)[0])
+    record(seed + 4, tmp_path / "second.jsonl", start)
+    assert main(["replay", str(tmp_path / "second.jsonl")]) == 0
+    assert capsys.readouterr().out.startswith("same: ")
 
 
 def test_a_journal_cut_anywhere_is_the_same_as_far_as_it_goes(recorded, tmp_path, capsys):
@@ -104,7 +131,8 @@ def test_a_changed_action_is_the_first_difference(recorded, seed, tmp_path, caps
     places = [n for n, line in enumerate(lines) if b'"kind":"action"' in line]
     place = random.Random(seed).choice(places)
     changed = json.loads(lines[place])
-    key = next(key for key, value in changed["message"].items() if key != "type" and value)
+    full = (key for key, value in changed["message"].items() if key != "type" and value)
+    key = next(full, "rank")  # an order to rank 0 about epoch 0
     value = changed["message"][key]
     changed["message"][key] = value + 1 if isinstance(value, int | float) else type(value)()
     if isinstance(value, dict) and key == "plan":
@@ -131,7 +159,9 @@ def test_a_missing_and_an_added_action_are_found(recorded, seed):
     first = next(n for n, one in enumerate(records) if one.kind == "action")
 
     def again(changed):
-        return replay(changed, Coordinator(header.flags, header.world_size).step).difference
+        return replay(
+            changed, Coordinator(header.flags, header.world_size, header.resume).step
+        ).difference
 
     assert again(records[:first] + records[first + 1 :]).index == first
     extra = Record("action", records[first].at, Note("made", "up"))
@@ -145,7 +175,9 @@ def test_a_changed_event_changes_what_follows(recorded):
     _, records = verdict_of(recorded[0])
     header = next(read(recorded[0]))
     without = [one for one in records if type(one.message).__name__ != "Ready"]
-    found = replay(without, Coordinator(header.flags, header.world_size).step).difference
+    found = replay(
+        without, Coordinator(header.flags, header.world_size, header.resume).step
+    ).difference
     assert found is not None
 
 
