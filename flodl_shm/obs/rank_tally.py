@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
+class _Waits:
+    """Of the window that ended with a round not yet committed."""
+
+    round: Round = Round(0)
+    callback_ns: int = 0
+    wait_ns: int = 0
+    barrier_ns: int = 0
+
+
+@dataclass(slots=True)
 class RankTally:
     """Sums of one rank. `reported` picks were trained, `committed` ones are in the consensus."""
 
@@ -32,8 +42,7 @@ class RankTally:
     busy_ns: int = 0
     wait_ns: int = 0
     data_ns: int = 0
-    callback_ns: int = 0  # in windows, and evaluations between two of them
-    evaluated_ns: int = 0  # since the last reduce: of the run only if another one follows
+    callback_ns: int = 0  # the user's functions and copies for a save, between windows
     barrier_ns: int = 0
     reduce_ns: int = 0
     lost_ns: int = 0  # dead incarnations: from their last reduce to their last sign of life
@@ -44,6 +53,7 @@ class RankTally:
     finished: Finished | None = None
     exit: str | None = None
     _open: dict[Round, int] = field(default_factory=dict)  # picks of rounds not yet committed
+    _newest: _Waits = field(default_factory=_Waits)
     _counted: dict[Row, int] = field(default_factory=dict)  # picks of an incarnation, seen so far
 
     @property
@@ -74,24 +84,29 @@ class RankTally:
         if self.is_dead:
             self.away[-1] = (self.away[-1][0], now)
 
-    def arrive(self, report: Arrived) -> None:
-        """Add one window."""
+    def arrive(self, report: Arrived) -> int:
+        """Add one window; what of the time since the one before went into callbacks."""
+        called_ns = 0
         new = report.picks - self._counted.get(report.row, 0)
         self._counted[report.row] = report.picks
         if self.first_step_at is None:
             if not report.began_at:
-                return  # round 1: nothing was trained, and the wait for it is start-up
-            self.first_step_at = report.began_at
+                return 0  # round 1: nothing was trained, and the wait for it is start-up
+            self.first_step_at = report.began_at  # so is what was called before it
+            self._newest = _Waits(report.round)
         else:
+            called_ns = report.callback_ns
             self.wait_ns += report.wait_ns
+            self._newest = _Waits(report.round, called_ns, report.wait_ns)
         self.windows += 1
         self.window_batches = report.batches
         self.batches += report.batches
-        self.callback_ns += report.callback_ns
+        self.callback_ns += called_ns
         self.reported += new
         self._open[report.round] = self._open.get(report.round, 0) + new
         self.busy_ns += report.busy_ns
         self.data_ns += report.data_ns
+        return called_ns
 
     def settle(self, last: Round | None) -> None:
         """Rounds up to `last` have committed, with or without it; None: no round will any more."""
@@ -103,10 +118,24 @@ class RankTally:
         self.last_left_round = report.round
         if self.first_step_at is None:
             return
-        self.callback_ns += self.evaluated_ns
-        self.evaluated_ns = 0
         self.barrier_ns += report.barrier_ns
+        if report.round == self._newest.round:
+            self._newest.barrier_ns = report.barrier_ns
         self.reduce_ns += report.reduce_ns
+
+    def excuse(self, number: Round, outside_ns: int) -> None:
+        """`outside_ns` of the window before this round are no training, whoever was called.
+
+        A rank that waited for another one's callback has not wasted that time.
+        """
+        newest = self._newest
+        if newest.round != number:
+            return
+        left = max(0, outside_ns - newest.callback_ns)
+        at_start = min(left, newest.wait_ns)
+        self.wait_ns -= at_start
+        self.barrier_ns -= min(left - at_start, newest.barrier_ns)
+        self._newest = _Waits()
 
     def die(self, death: Died, now: Nanos) -> Nanos:
         """Take the incarnation off the clock; say since when. Told twice, it counts once."""

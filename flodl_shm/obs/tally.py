@@ -84,8 +84,9 @@ class Tally:
     last_commit: Committed | None = None
     last_commit_at: Nanos | None = None
     end: End | None = None
-    _outside_ns: int = 0  # evaluations and callbacks before the last commit
-    _evaluating_ns: int = 0  # since the last commit
+    # Evaluations, callbacks and copies for a save, up to the last commit. They stand before the
+    # window of the rank that has them, whose arrival tells them; all others wait for it.
+    _outside_ns: int = 0
     _callbacks_ns: dict[Round, int] = field(default_factory=dict)  # the longest of each round
 
     def __post_init__(self) -> None:
@@ -106,8 +107,8 @@ class Tally:
             case Ready() | Attached():
                 self._appear(message, now)
             case Arrived():
-                self.ranks[message.rank].arrive(message)
-                longest = max(self._callbacks_ns.get(message.round, 0), message.callback_ns)
+                called_ns = self.ranks[message.rank].arrive(message)
+                longest = max(self._callbacks_ns.get(message.round, 0), called_ns)
                 self._callbacks_ns[message.round] = longest
             case Left():
                 self.ranks[message.rank].leave(message)
@@ -118,8 +119,6 @@ class Tally:
             case Resumed():  # the summary is of the whole training
                 self.epochs.extend(message.closed)
             case Evaluated():
-                self._evaluating_ns += message.elapsed_ns
-                self.ranks[message.rank].evaluated_ns += message.elapsed_ns
                 if message.value is not None:
                     self.evals.append((message.epoch, message.value))
             case Died():
@@ -158,8 +157,10 @@ class Tally:
             member.settle(commit.round)
         picks = sum(commit.picks.values())
         self.epoch_picks[commit.epoch] = self.epoch_picks.get(commit.epoch, 0) + picks
-        self._outside_ns += self._evaluating_ns + self._callbacks_ns.pop(commit.round, 0)
-        self._evaluating_ns = 0
+        outside_ns = self._callbacks_ns.pop(commit.round, 0)
+        self._outside_ns += outside_ns
+        for member in self.ranks.values():
+            member.excuse(commit.round, outside_ns)
         for death in self.deaths:
             death.committed_at = death.committed_at or now
         for back in self.rejoins:

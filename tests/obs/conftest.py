@@ -69,11 +69,18 @@ class Feed:
         self.say(BuildArena(params=10, buffers=0, plan=settled()))
         self._meet(dict.fromkeys(self.picks, 0), {}, reduce_ms=4)
 
-    def window(self, counts, step_ms, *, reduce_ms=2, wait_ms=0, data_ms=0, loss=1.0):
-        """Rank r takes counts[r] steps of step_ms[r]; all meet when the slowest is through."""
+    def window(
+        self, counts, step_ms, *, reduce_ms=2, wait_ms=0, data_ms=0, loss=1.0, called=(), held=()
+    ):
+        """Rank r takes counts[r] steps of step_ms[r]; all meet when the slowest is through.
+
+        `called`: (rank, ms) in a function of the user before it; `held`: for the window itself.
+        """
+        called, held = dict([called] if called else ()), dict([held] if held else ())
+        late = {rank: called.get(rank, 0) + held.get(rank, 0) for rank in counts}
         began = self.now + (wait_ms if self.round > 2 else 0) * MS
         busy = {rank: counts[rank] * step_ms[rank] for rank in counts}
-        length = max(busy.values()) + data_ms
+        length = max(busy[rank] + late[rank] for rank in counts) + data_ms
         for rank in counts:
             self.picks[rank] += counts[rank]
             self.say(
@@ -86,15 +93,16 @@ class Feed:
                     picks=self.picks[rank],
                     busy_ns=busy[rank] * MS,
                     data_ns=data_ms * MS,
-                    wait_ns=wait_ms * MS if self.round > 2 else 999 * MS,
+                    wait_ns=(wait_ms + held.get(rank, 0)) * MS if self.round > 2 else 999 * MS,
                     loss_sum=loss * counts[rank],
                     loss_count=counts[rank],
-                    began_at=Nanos(began),
+                    began_at=Nanos(began + late[rank] * MS),
+                    callback_ns=called.get(rank, 0) * MS,
                 ),
-                began + (busy[rank] + data_ms) * MS,
+                began + (late[rank] + busy[rank] + data_ms) * MS,
             )
         self.now = began + length * MS
-        waits = {rank: length - data_ms - busy[rank] for rank in counts}
+        waits = {rank: length - data_ms - busy[rank] - late[rank] for rank in counts}
         self._meet(counts, waits, reduce_ms=reduce_ms, loss=loss)
 
     def _meet(self, counts, waits, *, reduce_ms, loss=None):

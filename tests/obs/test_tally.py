@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flodl_shm.control.messages import Attached
+from flodl_shm.control.messages import Attached, CallbackRan, Evaluated
 from flodl_shm.ids import Rank, Row
 
 SMALL = st.integers(0, 5)
@@ -92,13 +92,29 @@ def test_work_that_never_committed_is_lost(feed):
     assert sum_of_parts(feed.tally) == pytest.approx(1.0)
 
 
-def test_evaluations_between_windows_are_outside_the_training(feed):
+@pytest.mark.parametrize("waits_for_the_grant", [True, False])
+def test_functions_of_the_user_between_windows_are_outside_the_training(feed, waits_for_the_grant):
+    """Whether the others wait with their window, for an epoch function, or at its end."""
     feed.form()
     feed.window({0: 10, 1: 10}, {0: 10, 1: 10}, reduce_ms=0)
-    feed.finish(ranks=())
-    feed.now += 50_000_000
-    feed.window({0: 10, 1: 10}, {0: 10, 1: 10}, reduce_ms=0)
+    if waits_for_the_grant:
+        feed.say(CallbackRan(Rank(0), Row(0), role="epoch", epoch=1, elapsed_ns=50_000_000))
+        waited = {"called": (0, 50), "held": (1, 50)}
+    else:
+        feed.say(Evaluated(Rank(0), Row(0), epoch=1, value=0.5, elapsed_ns=50_000_000))
+        waited = {"called": (0, 50)}
+    feed.window({0: 10, 1: 10}, {0: 10, 1: 10}, reduce_ms=0, **waited)
     assert feed.tally.train_ns == 200_000_000
+    efficiency = feed.tally.efficiency()
+    assert efficiency.he == pytest.approx(1.0)
+    assert sum(efficiency.waste.values()) == pytest.approx(0.0)
+    assert feed.tally.ranks[0].callback_ns == 50_000_000
+
+
+def test_what_is_called_before_the_first_step_is_start_up(feed):
+    feed.form()
+    feed.window({0: 10, 1: 10}, {0: 10, 1: 10}, reduce_ms=0, called=(1, 5000), held=(0, 5000))
+    assert feed.tally.train_ns == 100_000_000
     assert feed.tally.efficiency().he == pytest.approx(1.0)
 
 
