@@ -120,7 +120,7 @@ def test_the_layout_of_a_run_directory(ends):
     ranks = {
         f"ranks/rank{n}/{file}" for n in (0, 1) for file in ("pid", "stdout.log", "stderr.log")
     }
-    files = {"run.json", "journal.jsonl", "metrics.jsonl", "resources.jsonl", "summary.json", "ckpt"}
+    files = {"run.json", "journal.jsonl", "metrics.jsonl", "resources.jsonl", "summary.json"}
     folders = {"ckpt", "ranks", "ranks/rank0", "ranks/rank1"}
     assert found == files | ranks | folders
 
