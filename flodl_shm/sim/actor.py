@@ -114,6 +114,7 @@ class Actor:
             ),
         )
         self.state = "idle"
+        self._turn()  # a run that is stopped early tells ranks to finish before they are ready
 
     def take(self, order: Order) -> None:
         """An order reaches the rank's ring."""
@@ -194,12 +195,16 @@ class Actor:
         grant = self._grant
         assert grant is not None
         leaves = self.world.rng.random() < self.world.rig.errands.leaves
-        if not leaves and self._queue and takes_another(
-            grant,
-            done=len(self._times),
-            now=self.world.now,
-            own_ns=self._pace.mean_ns,
-            anchor_view=self._anchor_view(grant),
+        if (
+            not leaves
+            and self._queue
+            and takes_another(
+                grant,
+                done=len(self._times),
+                now=self.world.now,
+                own_ns=self._pace.mean_ns,
+                anchor_view=self._anchor_view(grant),
+            )
         ):
             self.batches += 1
             took = self.sim.batch_ns(self.world.now, self.batches, self.world.rng)
