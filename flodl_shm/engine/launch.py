@@ -29,6 +29,7 @@ from flodl_shm.obs.run_dir import RunDir
 from flodl_shm.obs.summary import versions
 from flodl_shm.obs.tally import RunFacts as TallyFacts
 from flodl_shm.obs.tally import Tally
+from flodl_shm.proc import failpoints
 from flodl_shm.proc.environment import RunFacts, threads_per_rank, usable_cores
 from flodl_shm.proc.fork_server import ForkServer
 from flodl_shm.proc.lifeline import Lifeline
@@ -75,6 +76,7 @@ def conduct(config: RunConfig, *, on_metrics: OnMetrics | None = None) -> Outcom
     started_at = Nanos(time.monotonic_ns())
     fill_standard_streams()  # before anything is opened, or it would be taken for one of them
     _check_place(config)
+    failpoints.arm(os.environ, rank=None)
     begin = prepare(config)
     swept = sweep()
     run_dir = RunDir.create(config.run_root, ranks=config.ranks, name=config.name)
@@ -117,6 +119,7 @@ def conduct(config: RunConfig, *, on_metrics: OnMetrics | None = None) -> Outcom
     finally:
         signals.restore()
         lifeline.close()
+        failpoints.disarm()
 
 
 def _check_place(config: RunConfig) -> None:

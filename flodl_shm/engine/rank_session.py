@@ -21,7 +21,7 @@ from flodl_shm.engine.ticket import ArenaShape
 from flodl_shm.errors import HostUnfit, PeersLost
 from flodl_shm.gpu.pinning import pin
 from flodl_shm.ids import Row
-from flodl_shm.proc import parcel
+from flodl_shm.proc import failpoints, parcel
 from flodl_shm.shm.arena import Arena
 from flodl_shm.shm.frame import BadFrame
 from flodl_shm.shm.ring import Reader, Writer
@@ -130,7 +130,11 @@ class ShmSession:
         self._arena = arena
         if self.device.startswith("cuda"):
             self._pin(arena)
-        reducer = Reducer(arena, seat_row=self.row, slot=order.slot)
+        hook = None
+        if failpoints.ARMED:
+            failpoints.hit("attach")
+            hook = failpoints.hit_in_reduce
+        reducer = Reducer(arena, seat_row=self.row, slot=order.slot, hook=hook)
         reducer.prepare(order.seats)
         return reducer, arena.slot(order.slot)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from flodl_shm.control.plan import DEFAULTS
 from flodl_shm.errors import BadConfig, WeBroke
+from flodl_shm.proc import failpoints
 from flodl_shm.train import free_run
 from flodl_shm.train.checkpoint.restore import restore
 from flodl_shm.train.data.permutation import permutation
@@ -26,8 +27,11 @@ from flodl_shm.train.window import WindowRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
     from torch import nn
     from torch.optim import Optimizer
 
@@ -58,6 +62,21 @@ def words(layout: Layout) -> tuple[str, ...]:
     )
 
 
+class _Faulty:
+    """A source in which a test's faults strike; one of those that cost nothing without them."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def fetch(self, indices: NDArray[np.int64]) -> Any:
+        batch = self._source.fetch(indices)
+        failpoints.hit("mid_batch")
+        return batch
+
+
 @dataclass(frozen=True, slots=True)
 class Assembly:
     """The parts that all runners of a rank share."""
@@ -77,7 +96,12 @@ class Assembly:
         return WindowRunner(
             rank=session.rank,
             batch_size=plan.batch_sizes[session.rank],
-            source=PickSource(self.source, plan.seed, job.transform, augmented=plan.augment > 1),
+            source=PickSource(
+                _Faulty(self.source) if failpoints.ARMED else self.source,
+                plan.seed,
+                job.transform,
+                augmented=plan.augment > 1,
+            ),
             stepper=Stepper(
                 model,
                 optimizer,

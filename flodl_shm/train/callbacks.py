@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from flodl_shm.proc import failpoints
 from flodl_shm.proc.error_file import in_words
 from flodl_shm.train import time_limit
 from flodl_shm.train.epoch_handle import EpochHandle, RankFacts
@@ -118,7 +119,7 @@ class Callbacks:
         value, error = None, ""
         try:
             with guard:
-                value = within(self._timeout_s, function)
+                value = within(self._timeout_s, _faulty(function))
         except _NoNumber as fault:
             error = str(fault)
             _log(name, error)
@@ -129,6 +130,18 @@ class Callbacks:
             _log(name, trace)
         is_number = isinstance(value, float) and not error
         return Ran(value if is_number else None, self._clock() - began, error)
+
+
+def _faulty(function: Callable[[], Any]) -> Callable[[], Any]:
+    """With a test's faults in front of it, if there are any."""
+    if not failpoints.ARMED:
+        return function
+
+    def strike_first() -> Any:
+        failpoints.hit("callback")
+        return function()
+
+    return strike_first
 
 
 class _NoNumber(Exception):

@@ -162,6 +162,8 @@ class Reducer:
         q, at = self._q, self._base + HALVES[half]
         q[self._base + STATE] = ARRIVING
         q[at + STEPS] = steps
+        if self._hook is not None:
+            self._hook("half arrived", self._worker.rank, self._worker.rank, 0, None)
         self._d[at + MASS] = mass
         q[at + PICKS] = picks
         fence()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from flodl_shm.control.checkpoint_meta import SavedFile
+from flodl_shm.proc import failpoints
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,12 +38,18 @@ def write_durably(folder: Path, name: str, pieces: Iterable[bytes | memoryview])
         try:
             for piece in pieces:
                 for chunk in _chunks(memoryview(piece)):
+                    if failpoints.ARMED:
+                        failpoints.hit("save.write")
                     digest.update(chunk)
                     size += len(chunk)
                     _write_all(fd, chunk)
+            if failpoints.ARMED:
+                failpoints.hit("save.fsync")
             os.fsync(fd)
         finally:
             os.close(fd)
+        if failpoints.ARMED:
+            failpoints.hit("save.rename")
         os.replace(partial, path)
     except BaseException as error:
         remove_quietly(partial)

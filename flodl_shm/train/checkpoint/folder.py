@@ -13,6 +13,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from flodl_shm.errors import BadConfig
+from flodl_shm.proc import failpoints
 from flodl_shm.train.checkpoint.durable import (
     open_to_readers,
     remove_tree,
@@ -64,10 +65,14 @@ def publish(stem: Path, work: Path, meta: CheckpointMeta, files: Sequence[SavedF
             remove_tree(path)
     told = write_durably(work, META, [encode(meta)])
     manifest = Manifest(files=(*files, told), serial=1 + _last_serial(stem))
+    if failpoints.ARMED:
+        failpoints.hit("save.manifest")
     write_durably(work, MANIFEST, [encode(manifest)])
     open_to_readers(work)
     sync_folder(work)
     final = final_folder(stem, meta.global_step)
+    if failpoints.ARMED:
+        failpoints.hit("save.publish")
     if _holds_the_same(final, manifest):
         remove_tree(work)
     else:
