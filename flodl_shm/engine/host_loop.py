@@ -35,6 +35,7 @@ from flodl_shm.control.messages import (
 from flodl_shm.control.shutdown import StopLadder
 from flodl_shm.engine.death_record import cause_class, write_death
 from flodl_shm.engine.sampler import Sampler
+from flodl_shm.engine.saving import room_told
 from flodl_shm.engine.watch import Watch
 from flodl_shm.errors import FlodlError
 from flodl_shm.ids import Nanos, Rank, Row
@@ -207,8 +208,8 @@ class HostLoop:
                 except FlodlError as error:  # no memory: said before any rank trains
                     self._fail(error, now)
                     return
-                if told:
-                    self.recorder.say(told)
+                for sentence in filter(None, (told, room_told(self.publisher.stem, action))):
+                    self.recorder.say(sentence)
             case Attach():
                 self.host.hand_over_arena(action.rank)
                 self.host.send(action)

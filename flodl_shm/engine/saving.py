@@ -13,13 +13,15 @@ from flodl_shm.errors import BadConfig
 from flodl_shm.obs.run_dir import LATEST, SETTINGS
 from flodl_shm.train.checkpoint.find import Found, load, newest
 from flodl_shm.train.checkpoint.owner import sweep
-from flodl_shm.train.checkpoint.room import check_writable
+from flodl_shm.train.checkpoint.room import check_writable, room_for
 
 if TYPE_CHECKING:
+    from flodl_shm.control.messages import BuildArena
     from flodl_shm.control.options import Wishes
     from flodl_shm.engine.config import RunConfig
 
 AUTO = "auto"
+FLOAT = 4  # bytes; the arena counts in them
 
 
 def stem_in(run_dir: Path) -> Path:
@@ -46,6 +48,18 @@ def flags_of(config: RunConfig) -> Wishes:
         metrics_on_rank=config.earlier is None,
         callback_timeout_s=config.callback_timeout_s,
     )
+
+
+def room_told(stem: Path, order: BuildArena) -> str:
+    """A warning, before anything is trained, when the disk is too small for the saves to come.
+
+    At least the model twice: a checkpoint is written before an older one is removed. What the
+    optimizers will keep is not known yet.
+    """
+    plan = order.plan
+    if not plan.can_save or not (plan.save_every or plan.save_at_end):
+        return ""
+    return room_for(stem, 2 * FLOAT * (order.params + order.buffers))
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,11 +84,15 @@ def stepped(optimizer, world_size):
     return torch.optim.lr_scheduler.StepLR(optimizer, 5, gamma=0.8)
 
 
+def low(position):
+    return 1e-9
+
+
 def go(**more):
     given = {
         "dataset": samples(int(words.get("samples", 96))),
         "batch_size": 4,
-        "scheduler": {"of_step": of_step, "stepped": stepped}[words.get("rate", "of_step")],
+        "scheduler": {"of_step": of_step, "stepped": stepped, "low": low}[words.get("rate", "of_step")],
         **{key: int(words[key]) for key in ("epochs", "seed", "augment") if key in words},
         **more,
     }
