@@ -17,6 +17,7 @@ import click
 
 from flodl_shm.cli import dry_run as dry
 from flodl_shm.cli.run import run, settle, sources_of
+from flodl_shm.cli.strangers import strangers
 from flodl_shm.errors import BadConfig
 from flodl_shm.gpu.inventory import usable_cuda_devices
 
@@ -50,8 +51,14 @@ def ranks_wanted() -> RunConfig | None:
     if not said and _gpus() < 2:
         return None
     again = _how_to_start_again()
-    with run.make_context("run", again or []) as context:
+    try:
+        context = run.make_context("run", again or [])
+    except click.ClickException as error:
+        raise BadConfig(f"the environment's options: {error.format_message()}") from None
+    with context:
         config = settle(context.params, sources_of(context))
+    for sentence in strangers(os.environ, run.params):
+        warnings.warn(sentence, RuntimeWarning, stacklevel=4)
     by_default = config.sources["ranks"] == config.sources["devices"] == "default"
     if config.ranks < 2 or (by_default and _gpus() < 2):
         return None

@@ -20,6 +20,7 @@ from flodl_shm.cli import dry_run as dry
 from flodl_shm.cli.devices import choose_devices
 from flodl_shm.cli.options import SectionedCommand, not_here
 from flodl_shm.cli.run_options import LATER_VALUES, OPTIONS
+from flodl_shm.cli.strangers import strangers
 from flodl_shm.cli.values import (
     parse_batch_size,
     parse_milliseconds,
@@ -70,6 +71,8 @@ def run(ctx: click.Context, /, **given: Any) -> int:
     SCRIPT runs in every rank as it would under plain python; its Trainer does the rest.
     """
     config = settle(given, sources_of(ctx))
+    for sentence in strangers(os.environ, ctx.command.params):
+        click.echo(f"warning: {sentence}", err=True)
     if config.dry_run:
         click.echo(_json(dry.as_object(config)) if config.as_json else dry.as_text(config))
         return 0
