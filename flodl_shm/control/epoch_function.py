@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class EpochFunction:
-    """`lr` and `scale` are what the function wanted last; None and 1: the schedule's own rate."""
+    """All ranks train at `lr`, or if None at the schedule's rate; either times `scale`."""
 
     def __init__(self, roles: Roles, meta: CheckpointMeta | None = None) -> None:
         self._roles = roles
@@ -66,12 +66,18 @@ class EpochFunction:
         if report.error:
             text = f"the epoch function raised in epoch {report.epoch}: {report.error}"
             yield Note("epoch", text, alert=True)
-        if report.lr is not None or report.lr_scale != 1.0:
-            self.lr, self.scale = report.lr, report.lr_scale
-            yield from self.tell(living)
+        if report.lr is None and report.lr_scale == 1.0:
+            return
+        if report.lr is not None:  # replaces all that was said before; a factor comes on top
+            self.lr, self.scale = report.lr, 1.0
+        self.scale *= report.lr_scale
+        yield from self._adjust(living)
 
     def tell(self, living: Iterable[Rank]) -> Iterator[Action]:
         """Have all ranks train at the rate that was wanted last, if one was."""
         if self.lr is not None or self.scale != 1.0:
-            for rank in living:
-                yield AdjustRate(rank=rank, lr=self.lr, scale=self.scale)
+            yield from self._adjust(living)
+
+    def _adjust(self, living: Iterable[Rank]) -> Iterator[Action]:
+        for rank in living:
+            yield AdjustRate(rank=rank, lr=self.lr, scale=self.scale)

@@ -57,6 +57,9 @@ class Arrived(Message, frozen=True):
     scalars: dict[str, tuple[float, int]] = msgspec.field(
         default_factory=dict
     )  # name -> (sum, count)
+    refused: bool = False  # its replica is not finite: mass and steps 0, picks trained nothing
+    broken: str = ""  # then: which tensor, in words
+    reset: int = 0  # and of how many parameters the optimizer state begins anew
 
 
 class Left(Message, frozen=True):
@@ -70,6 +73,7 @@ class Left(Message, frozen=True):
     reduce_ns: int = 0  # from the last arrival to the end
     divergence: float = 0.0  # max over contributors of |x_r - mean| / |mean|, sampled blocks
     left_at: Nanos = Nanos(0)
+    digest: int | None = None  # checksum over sampled blocks of its slot; None: nothing was agreed
 
 
 class Evaluated(Message, frozen=True):
@@ -103,7 +107,7 @@ class CallbackRan(Message, frozen=True):
     elapsed_ns: int = 0
     error: str = ""
     lr: float | None = None  # an epoch callback wants this learning rate from here on, everywhere
-    lr_scale: float = 1.0  # or the schedule's, times this
+    lr_scale: float = 1.0  # and what holds then, or held before, times this
 
 
 class Request(Message, frozen=True):

@@ -53,7 +53,19 @@ def test_the_rate_it_wants_is_everybodys_and_stays_until_it_wants_another() -> N
     assert list(function.ran(ran(0, 4), BOTH)) == []
     assert (function.lr, function.scale) == (0.1, 1.0)
     list(function.ask(5, BOTH, fastest))
-    assert list(function.ran(ran(0, 5, lr_scale=0.5), ONE)) == [AdjustRate(Rank(1), None, 0.5)]
+    assert list(function.ran(ran(0, 5, lr=0.2), ONE)) == [AdjustRate(Rank(1), 0.2, 1.0)]
+
+
+def test_factors_of_several_epochs_multiply_and_a_rate_of_its_own_replaces_them() -> None:
+    function = asked()
+    wanted = [{"lr_scale": 0.5}, {"lr_scale": 0.5}, {"lr_scale": 4.0}, {"lr": 0.1, "lr_scale": 0.5}]
+    told = []
+    for epoch, one in enumerate([*wanted, {"lr_scale": 0.5}, {"lr": 0.3}], start=3):
+        told += list(function.ran(ran(0, epoch, **one), ONE))
+        list(function.ask(epoch + 1, BOTH, fastest))
+    rates = [(order.lr, order.scale) for order in told if isinstance(order, AdjustRate)]
+    back = (None, 1.0)  # told, though it is the schedule's own again
+    assert rates == [(None, 0.5), (None, 0.25), back, (0.1, 0.5), (0.1, 0.25), (0.3, 1.0)]
 
 
 def test_a_resumed_training_goes_on_at_the_rate_it_had() -> None:
