@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+REFUSED = -1.0  # in place of a mass: the replica is not finite and enters nothing; idle is 0
+
 
 def mass(steps: int, gamma: float) -> float:
     """A rank's weight in the parameter mean: steps**gamma, and 0 for a rank that did not move.

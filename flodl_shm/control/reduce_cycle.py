@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from flodl_shm.control.agreement import Agreement
 from flodl_shm.control.balance import Balance
 from flodl_shm.control.convergence import TrendGuard
 from flodl_shm.control.gate import Gate
@@ -30,6 +31,7 @@ from flodl_shm.control.messages import (
     Seat,
 )
 from flodl_shm.control.policy import Scene, policy_of
+from flodl_shm.control.quarantine import Quarantine
 from flodl_shm.control.schedule import Epoch, Schedule
 from flodl_shm.control.window_ledger import Window, WindowLedger
 from flodl_shm.control.window_plan import Belief, WindowPlan
@@ -58,6 +60,8 @@ class ReduceCycle:
         self.committed = Round(0)  # the newest round that is
         self.last_epoch = max(0, meta.epoch - 1) if meta else 0  # of the newest round issued
         self.guard = TrendGuard()
+        self.quarantine = Quarantine()
+        self._agreement = Agreement()
         self._policy = policy_of(settled.policy)
         self.balance = Balance(settled, one_batch=self._policy.one_batch)
         self._windows = WindowLedger()
@@ -82,8 +86,9 @@ class ReduceCycle:
             pool.consume(report.rank, used, round=report.round)
 
     def leave(self, report: Left) -> None:
-        """A rank holds the consensus of a round."""
+        """A rank holds the consensus of a round. Raises WeBroke if it is not the others'."""
         self._windows.leave(report)
+        self._agreement.left(report)
 
     def bury(self, death: Died, living: Living, now: Nanos) -> int:
         """Keep what the dead rank delivered; the picks it held go back. Says how many.
@@ -92,7 +97,7 @@ class ReduceCycle:
         """
         window = self._windows.get(death.arrived)
         if window is not None and death.rank in window.awaited(living):
-            self.arrive(_arrival_of(death), now)
+            self.arrive(_arrival_of(death, self._consumed.get(death.row, 0)), now)
         self.balance.drop(death.rank)
         return sum(epoch.pool.forfeit(death.rank) for epoch in self.schedule.epochs.values())
 
@@ -141,6 +146,7 @@ class ReduceCycle:
 
     def _settle(self, window: Window, living: Living) -> Iterator[Action]:
         window.settled = True
+        yield from self.quarantine.judge(window, living)
         reason = self.balance.report(window.arrived, sync_ns=self._sync_ns, living=living)
         if reason:
             self._sync_ns = 0
@@ -293,8 +299,11 @@ class ReduceCycle:
         return min(living, key=lambda rank: (-planned.planned[rank], rank))
 
 
-def _arrival_of(death: Died) -> Arrived:
-    """The arrival a dead rank published but never reported: known work, unknown times."""
+def _arrival_of(death: Died, before: int) -> Arrived:
+    """The arrival a dead rank published but never reported: known work, unknown times.
+
+    `before` are the picks it had consumed until then: some more without a step were refused.
+    """
     return Arrived(
         rank=death.rank,
         row=death.row,
@@ -302,4 +311,5 @@ def _arrival_of(death: Died) -> Arrived:
         steps=death.steps,
         batches=death.steps,
         picks=death.picks,
+        refused=death.picks > before and not death.steps,
     )

@@ -60,6 +60,7 @@ class Training:
         devices |= {report.rank: report.device for report in reports}
         self.plan = plan
         self.rounds = ReduceCycle(plan, meta)
+        self.rounds.quarantine.saved(resume.folder if resume else "")
         self.value: float | None = None  # of the final evaluation
         self.is_scored = False  # the final evaluation has come, or never will
         self._roles = roles = Roles(plan.epoch_callback_rank, first.callbacks)
@@ -127,6 +128,7 @@ class Training:
             case SaveRequest():
                 self._saves.wish("signal")
             case Published():
+                self.rounds.quarantine.saved(event.folder)
                 yield from self._saves.published(event)
 
     def bury(self, death: Died, living: Living, now: Nanos) -> tuple[int, list[Action]]:
