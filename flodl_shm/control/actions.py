@@ -30,6 +30,7 @@ class Grant(Message, frozen=True):
     ceiling: int  # batches at most; equal to planned in an exact window
     spans: tuple[Span, ...] = ()
     after: int = 0
+    global_step: int | None = None  # for a joiner: optimizer steps of all ranks before this window
 
 
 class Attach(Message, frozen=True):
@@ -42,6 +43,8 @@ class Attach(Message, frozen=True):
     global_step: int = 0
     checkpoint: str = ""  # folder to start from; empty: from the model as built
     state_of: Rank | None = None  # whose optimizer and random state there is this rank's now
+    returns: bool = False  # the rank was dead: the model comes with the first round
+    loan_of: Rank | None = None  # whose optimizer state lies ready for it
 
 
 class CallEpochFn(Message, frozen=True):
@@ -74,6 +77,13 @@ class Evaluate(Message, frozen=True):
 
     rank: Rank
     epoch: int
+
+
+class Lend(Message, frozen=True):
+    """Write a copy of this rank's optimizer state for the one that comes back in `row`."""
+
+    rank: Rank
+    row: Row
 
 
 class EpochMetrics(Message, frozen=True):
@@ -123,6 +133,23 @@ class BuildArena(Message, frozen=True):
     params: int
     buffers: int
     plan: Settled
+
+
+class Spawn(Message, frozen=True):
+    """Bring a dead rank into being again, as a new incarnation in a row of its own."""
+
+    rank: Rank
+    row: Row
+
+
+class Rejoined(Message, frozen=True):
+    """For the record: a dead rank is back, and has the consensus once this round has closed."""
+
+    rank: Rank
+    row: Row
+    incarnation: int
+    round: Round
+    text: str
 
 
 class Kill(Message, frozen=True):

@@ -94,6 +94,11 @@ class Balance:
         """The rank is dead."""
         self._el_che.drop(rank)
 
+    def recall(self, rank: Rank, cost_ns: float | None) -> None:
+        """The rank is back; its batches may have had a cost before."""
+        if cost_ns and not self._plan.partition_ratios:
+            self._el_che.recall(rank, cost_ns)
+
     def to_state(self) -> dict[str, object]:
         """What was learned, in plain values: what a checkpoint keeps."""
         return dict(msgspec.to_builtins(self._el_che.to_state()))

@@ -22,11 +22,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flodl_shm.control import plan
-from flodl_shm.control.formation import Formation
+from flodl_shm.control.floor import Breach, breach_of
+from flodl_shm.control.formation import Formation, check_same
 from flodl_shm.control.ledger import Ledger
 from flodl_shm.control.messages import (
     Action,
-    Attach,
     Attached,
     BuildArena,
     Died,
@@ -34,25 +34,30 @@ from flodl_shm.control.messages import (
     Event,
     Finish,
     Finished,
+    Lent,
     Note,
     Published,
     Quit,
     Ready,
+    Rejoined,
     SaveRequest,
-    Seat,
     Stop,
     StopRequest,
     Tick,
 )
+from flodl_shm.control.options import Survival
 from flodl_shm.control.reduce_cycle import seats_of
-from flodl_shm.control.resume import check, take_up
+from flodl_shm.control.rejoin import Returns
+from flodl_shm.control.resume import attachments, check, take_up
 from flodl_shm.control.training import Training
-from flodl_shm.errors import BadConfig, FlodlError, PeerBroke, PeersLost, WeBroke
-from flodl_shm.ids import Nanos, Rank, Row, Slot
+from flodl_shm.errors import FlodlError, PeerBroke, PeersLost, WeBroke
+from flodl_shm.ids import Nanos, Rank, Round, Row
 
 if TYPE_CHECKING:
     from flodl_shm.control.options import Settled, Wishes
     from flodl_shm.control.resume import Resume
+
+BEFORE_THE_END = ("forming", "attaching", "training", "evaluating")
 
 
 class Coordinator:
@@ -60,14 +65,17 @@ class Coordinator:
 
     def __init__(self, flags: Wishes, world_size: int, resume: Resume | None = None) -> None:
         self.flags = flags
+        self.survival = flags.survival or Survival()
         self.world_size = world_size
         self.resume = resume
         self.phase = "forming"
-        self.ledger = Ledger(world_size)
+        self.ledger = Ledger(world_size, max_failures=self.survival.max_failures)
+        self._returns = Returns(world_size, self.survival)
         self._formation = Formation(world_size)
         self._training: Training | None = None
         self._finished: dict[Rank, Finished] = {}
         self._stop: Stop | None = None
+        self._breach: Breach | None = None  # too many ranks are missing
         self._outcome = ("failed", "")  # status and reason, once the end is near
         self._out: list[Action] = []
         self._now = Nanos(0)
@@ -76,6 +84,11 @@ class Coordinator:
     def living(self) -> dict[Rank, Row]:
         """Rows of the ranks that live and have not finished."""
         return self.ledger.living
+
+    @property
+    def next_at(self) -> Nanos | None:
+        """When something is due, whatever happens until then: a Tick should come."""
+        return self._returns.next_at
 
     @property
     def settled_plan(self) -> Settled | None:
@@ -108,7 +121,18 @@ class Coordinator:
             return dict.fromkeys(self.living, "its state")
         if self._training is None or self.phase == "saving":
             return {}
-        return self._training.rounds.awaited(self.living) or self.in_callback()
+        late = self._training.rounds.awaited(self.living) or self.in_callback()
+        return {**late, **dict.fromkeys(self._returns.attaching, "its return")}
+
+    def forgives(self, death: Died) -> bool:
+        """Whether this failure of a rank costs only the rank: it may come back, or was not back."""
+        is_last = len(self.living) < 2 or not self.ledger.is_living(death.rank, death.row)
+        can = self._may_return and not is_last and self._returns.may_return(death.rank)
+        return self._returns.is_outside(death.row) or (can and death.exit_code == 1)
+
+    @property
+    def _may_return(self) -> bool:
+        return self._stop is None and self.phase in ("forming", "attaching", "training")
 
     def in_callback(self) -> dict[Rank, str]:
         """Those of `awaited` that are in a function of the user, which has a limit of its own."""
@@ -130,6 +154,16 @@ class Coordinator:
             case SaveRequest() | Published():
                 if self._training is not None:
                     self._out.extend(self._training.absorb(event, self._told(), self._now))
+            case Ready() | Attached() | Quit() if self._returns.find(event.rank, event.row):
+                self._returns.guide(event)
+                if self.phase == "forming" and isinstance(event, Ready):  # in time to begin
+                    self._admit(event.rank, event.row)
+                    self._absorb(event)
+            case Ready() if self.phase == "forming" and self.ledger.is_unknown(
+                event.rank, event.row
+            ):
+                self.ledger.admit(event.rank, event.row)  # it came back in the script's run before
+                self._absorb(event)
             case _ if not self.ledger.is_living(event.rank, event.row):
                 self._say("stale", f"{type(event).__name__} of rank {event.rank}, already lost")
             case Ready():
@@ -140,7 +174,10 @@ class Coordinator:
                 why = f"rank {event.rank}: {event.why}"
                 self._stop = self._stop or Stop(level=1, why=why)
                 self._save_before_the_end()
+            case Lent():
+                self._out.extend(self._returns.lent(event))
             case Quit():
+                self._returns.bar(event.rank)
                 self._say("quit", f"rank {event.rank} left the training: {event.why}")
             case Finished():
                 self._finished[event.rank] = event
@@ -157,30 +194,61 @@ class Coordinator:
 
     def _save_before_the_end(self) -> None:
         if self._training is not None and self.phase in ("training", "evaluating"):
-            self._training.stop()
+            self._training.stop("max_failure_exceeded" if self._breach else "graceful_shutdown")
 
     def _bury(self, death: Died) -> None:
         """One death, counted once: what it delivered stays, what it held goes back."""
-        is_living = self.ledger.is_living(death.rank, death.row)
-        # A script may leave its training with an exception that then ends its process, too.
-        if death.user_error and (is_living or death.rank not in self._finished):
-            self._end("failed", death.exit_code, f"rank {death.rank} failed: {death.cause}")
-        if death.user_error or not is_living:
+        if self._returns.is_outside(death.row):
+            self._out.extend(self._returns.bury(death.rank, death.row, death.cause, self._now))
             return
-        back, said = 0, list[Action]()
+        is_living = self.ledger.is_living(death.rank, death.row)
+        is_fatal = death.user_error and not self.forgives(death)
+        # A script may leave its training with an exception that then ends its process, too.
+        if is_fatal and (is_living or death.rank not in self._finished):
+            self._end("failed", death.exit_code, f"rank {death.rank} failed: {death.cause}")
+        if is_fatal or not is_living:
+            return
+        back, said, contributed = 0, list[Action](), False
         if self._training is not None:
             back, said = self._training.bury(death, self.living, self._now)
+            contributed = self._training.rounds.has_contributed(death.row)
         _, told = self.ledger.bury(death.rank, death.row, cause=death.cause, at=self._now)
-        self._say("death", f"{told}; {back} picks go back to the pool", alert=True)
+        told += f"; {back} picks go back to the pool"
+        if self._may_return:
+            planned = self._returns.mourn(death.rank, self._now, contributed=contributed)
+            told += f"; {planned}" if planned else ""
+        self._say("death", told, alert=True)
         self._out.extend(said)
+        self._look_at_the_floor(death)
+
+    def _look_at_the_floor(self, death: Died) -> None:
+        """End the run, with what can be saved, if the user wants no run with so few."""
+        if self._stop is not None or self.phase not in BEFORE_THE_END:
+            return
+        self._breach = breach_of(self.ledger, self.survival, self._returns.returning, self._now)
+        if self._breach is not None and self._training is None:
+            raise PeersLost(self._breach.reason)
+        if self._breach is not None:
+            self._stop = Stop(level=1, why=self._breach.reason)
+            self._say("floor", f"{self._breach.reason}: the run ends", alert=True)
+            self._save_before_the_end()
+
+    def _admit(self, rank: Rank, row: Row) -> None:
+        text = self.ledger.admit(rank, row)
+        self._returns.admit(rank)
+        number = self._training.rounds.newest if self._training is not None else Round(0)
+        self._out.append(Rejoined(rank, row, self.ledger.incarnation(rank), number, text))
 
     # ---- the one policy function --------------------------------------------------------------
 
     def _advance(self) -> None:
         if self.phase == "done":
             return
+        if self._breach is not None and self._now >= self._breach.until:
+            raise PeersLost(self._breach.reason)
         if self.living:
             self._move_on()
+            self._bring_back()
         if self._training is not None and self.phase != "done":
             self._out.extend(self._training.publish(self._now))
             # Publishing may fail a save, which makes it due again: the order is given now.
@@ -202,6 +270,19 @@ class Coordinator:
         if self.phase == "evaluating":
             self._evaluate()
 
+    def _bring_back(self) -> None:
+        """Start who is due, and lead in who is on the way; when the run ends, nobody."""
+        returns = self._returns
+        if self.phase == "done":
+            return
+        if not self._may_return:
+            self._out.extend(returns.close("the run is ending"))
+            return
+        self._out.extend(returns.start_due(self._now))
+        if self.phase == "training":
+            rounds, difference = self._course().rounds, self._formation.difference
+            self._out.extend(returns.lead_in(self.living, rounds, difference))
+
     def _form(self) -> None:
         if self._stop is not None:
             self._finish("stopped", self._stop.why)
@@ -222,22 +303,8 @@ class Coordinator:
         if self.resume is not None:
             self._out.extend(take_up(self.resume, self._training.rounds))
         self._out.append(BuildArena(params=first.params, buffers=first.buffers, plan=settled))
-        seats = seats_of(self.living)
-        for seat in seats:
-            self._out.append(self._attachment(seat.rank, settled, seats))
+        self._out.extend(attachments(self.resume, settled, seats_of(self.living)))
         self.phase = "attaching"
-
-    def _attachment(self, rank: Rank, settled: Settled, seats: tuple[Seat, ...]) -> Attach:
-        resume = self.resume
-        return Attach(
-            rank=rank,
-            plan=settled,
-            slot=Slot(rank),
-            seats=seats,
-            global_step=resume.meta.global_step if resume else 0,
-            checkpoint=resume.folder if resume else "",
-            state_of=resume.state_of(rank) if resume else None,
-        )
 
     def _begin(self) -> None:
         if self._formation.all_attached(self.living):
@@ -246,7 +313,15 @@ class Coordinator:
 
     def _train(self) -> None:
         course, may_issue = self._course(), self._stop is None
-        self._out.extend(course.advance(self.living, self._now, may_issue=may_issue))
+        joined: object = True
+        while joined:
+            joiners = self._returns.attached if may_issue else {}
+            said = course.advance(self.living, joiners, self._now, may_issue=may_issue)
+            self._out.extend(said)
+            for rank, row in (joined := course.rounds.take_joined()).items():
+                self._admit(rank, row)
+        if not course.rounds.is_held(self.living):
+            raise PeersLost("every rank that held the model is lost")
         # Ranks that still leave the last round read what comes now after it: orders are in order.
         if course.is_over:
             course.wish_last_save()
@@ -265,14 +340,18 @@ class Coordinator:
             self._wind_down("ok", "all epochs done")
 
     def _wind_down(self, status: str, reason: str) -> None:
-        self._outcome = (status, reason)
+        self._outcome = (status, reason) if self._breach is None else ("failed", reason)
         self.phase = "saving"
 
     def _save(self) -> None:
         course = self._course()
         self._out.extend(course.save(self.living, self._now))
-        if self.phase == "saving" and not course.is_saving:
+        if self.phase != "saving" or course.is_saving:
+            return
+        if self._breach is None:
             self._finish(*self._outcome)
+        elif not course.is_publishing:  # nobody's script goes on from here
+            raise PeersLost(self._breach.reason)
 
     def _finish(self, status: str, reason: str) -> None:
         self._outcome = (status, reason)
@@ -291,22 +370,20 @@ class Coordinator:
 
     def _end_without_living(self) -> None:
         """Every rank has finished or is dead."""
-        if self._finished:
+        if self._breach is not None and not self._finished:
+            if self._training is None or not self._training.is_publishing:
+                raise PeersLost(self._breach.reason)
+        elif self._finished:
             if self._training is not None and self._training.is_publishing:
                 return  # the training is over, but a checkpoint is on its way
             self._wind_up()
-        elif self._formation.nobody_came and {d.cause for d in self.ledger.deaths} == {"exit 0"}:
-            raise BadConfig(
-                "every rank ended without training", hint="The script must call Trainer(...).run()."
-            )
         else:
+            self._formation.check_came(death.cause for death in self.ledger.deaths)
             raise PeersLost(f"all {self.world_size} ranks are lost")
 
     def _wind_up(self) -> None:
-        hashes = {report.params_sha256 for report in self._finished.values()}
-        if len(hashes) > 1 and self._training is not None:  # without it nobody has trained
-            by_rank = {rank: report.params_sha256[:12] for rank, report in self._finished.items()}
-            raise WeBroke(f"ranks end with different parameters: {by_rank}")
+        if self._training is not None:  # without it nobody has trained
+            check_same(self._finished.values())
         status, reason = self._outcome
         self._end(status, 0, reason)
 

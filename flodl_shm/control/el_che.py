@@ -248,6 +248,12 @@ class ElChe:
             self._elect()
             self._plan()
 
+    def recall(self, rank: Rank, cost_ns: float) -> None:
+        """The rank is back: until it is measured its batches cost what they did."""
+        self._living.add(rank)
+        self._costs[rank] = Smoothed(cost_ns)
+        self._plan()
+
     def expect_callback(self, rank: Rank, callback_ns: int) -> None:
         """The rank will run a callback in the next window: it gets that much less to do."""
         self._announced[rank] = max(0, callback_ns)

@@ -129,6 +129,15 @@ class PartSaved(Message, frozen=True):
     error: str = ""
 
 
+class Lent(Message, frozen=True):
+    """The copy for the rank in row `borrower` is there, or `error` says why not."""
+
+    rank: Rank
+    row: Row
+    borrower: Row
+    error: str = ""
+
+
 class Quit(Message, frozen=True):
     """The script left the training unfinished: this rank will not be heard of again."""
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from flodl_shm.errors import BadConfig
+from flodl_shm.errors import BadConfig, WeBroke
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
-    from flodl_shm.control.messages import Attached, Ready
+    from flodl_shm.control.messages import Attached, Finished, Ready
     from flodl_shm.ids import Rank
 
 
@@ -26,10 +26,12 @@ class Formation:
         self._ready: dict[Rank, Ready] = {}
         self._attached: set[Rank] = set()
 
-    @property
-    def nobody_came(self) -> bool:
-        """True while no rank has been ready."""
-        return not self._ready
+    def check_came(self, causes: Iterable[str]) -> None:
+        """All are dead, of `causes`. Raises BadConfig if all have ended well without a word."""
+        if not self._ready and set(causes) == {"exit 0"}:
+            raise BadConfig(
+                "every rank ended without training", hint="The script must call Trainer(...).run()."
+            )
 
     def ready(self, report: Ready) -> None:
         """Write down that a rank has built its model."""
@@ -57,9 +59,21 @@ class Formation:
                 )
         return reports
 
+    def difference(self, report: Ready) -> str:
+        """What a rank that comes late built otherwise than the others, in words; or nothing."""
+        first = min(self._ready)
+        return _difference(self._ready[first], report)
+
     def all_attached(self, living: Collection[Rank]) -> bool:
         """True when no living rank is still binding its replica."""
         return all(rank in self._attached for rank in living)
+
+
+def check_same(reports: Iterable[Finished]) -> None:
+    """Raise WeBroke, naming who has what, unless all ended with the same parameters."""
+    by_rank = {report.rank: report.params_sha256[:12] for report in reports}
+    if len(set(by_rank.values())) > 1:
+        raise WeBroke(f"ranks end with different parameters: {by_rank}")
 
 
 def _difference(one: Ready, other: Ready) -> str:

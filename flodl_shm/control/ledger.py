@@ -98,6 +98,10 @@ class Ledger:
         """Whether this very incarnation lives: what a dead one sends is stale."""
         return self._living.get(rank) == row
 
+    def is_unknown(self, rank: Rank, row: Row) -> bool:
+        """Whether the rank is lost and this would be an incarnation nobody has told of."""
+        return rank in self.lost and row not in self._rows[rank]
+
     def row(self, rank: Rank) -> Row:
         """The row of the rank's newest incarnation, dead or alive."""
         return self._rows[rank][-1]
@@ -105,6 +109,11 @@ class Ledger:
     def incarnation(self, rank: Rank) -> int:
         """How often the rank has come back."""
         return len(self._rows[rank]) - 1
+
+    def obituary(self) -> str:
+        """Who is lost, and of what: "rank 1 (signal 9), rank 2 (exit 0)"."""
+        causes = {death.rank: death.cause for death in self.deaths}
+        return ", ".join(f"rank {rank} ({causes[rank]})" for rank in self.lost)
 
     def verdict(self, *, returning: Collection[Rank] = ()) -> tuple[FloorVerdict, str]:
         """Whether the run may go on; ranks that are being restarted are not missing."""
@@ -125,9 +134,9 @@ def _limit(world_size: int, max_failures: float | None) -> int:
         if max_failures < 0:
             raise BadConfig(f"max failures is {max_failures}, below 0")
         return min(max_failures, world_size - 1)
-    if not 0 <= max_failures < 1:
+    if not 0 < max_failures <= 1:  # which nan is neither
         raise BadConfig(
             f"max failures is {max_failures:g} of the ranks",
-            hint="Give a part from 0 up to but not 1, or a whole number of ranks.",
+            hint="Give a part above 0 and up to 1, or a whole number of ranks.",
         )
-    return int(max_failures * world_size)
+    return min(int(max_failures * world_size), world_size - 1)

@@ -27,10 +27,13 @@ from flodl_shm.control.actions import (
     Grant,
     Issued,
     Kill,
+    Lend,
     Note,
     Publish,
+    Rejoined,
     Resumed,
     Save,
+    Spawn,
 )
 from flodl_shm.control.checkpoint_meta import CheckpointMeta, EpochClosed, SavedFile
 from flodl_shm.control.events import (
@@ -41,6 +44,7 @@ from flodl_shm.control.events import (
     Evaluated,
     Finished,
     Left,
+    Lent,
     PartSaved,
     Published,
     Quit,
@@ -78,6 +82,8 @@ __all__ = [
     "Issued",
     "Kill",
     "Left",
+    "Lend",
+    "Lent",
     "Message",
     "Note",
     "Order",
@@ -86,6 +92,7 @@ __all__ = [
     "Published",
     "Quit",
     "Ready",
+    "Rejoined",
     "Report",
     "Request",
     "Resumed",
@@ -94,6 +101,7 @@ __all__ = [
     "SavedFile",
     "Seat",
     "Span",
+    "Spawn",
     "Stop",
     "StopRequest",
     "Tick",
@@ -111,16 +119,19 @@ Report = (
     | CallbackRan
     | Request
     | PartSaved
+    | Lent
     | Quit
     | StopRequest
     | Finished
 )
 Event = Report | Died | Stop | SaveRequest | Published | Tick
-Order = Attach | Grant | CallEpochFn | AdjustRate | Save | Evaluate | EpochMetrics | Finish
+Order = Attach | Grant | CallEpochFn | AdjustRate | Save | Evaluate | Lend | EpochMetrics | Finish
 Action = (
     Order
     | BuildArena
     | Kill
+    | Spawn
+    | Rejoined
     | Publish
     | DropSave
     | Resumed

@@ -12,6 +12,16 @@ import msgspec
 from flodl_shm.ids import Rank
 
 
+class Survival(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a rank's death means for the run. Settled outside of the script."""
+
+    max_failures: int | float | None = None  # ranks that may be missing, or a part of them
+    on_death: str = "continue"  # or "abort": the first death ends the run
+    restarts: int = 0  # how often each rank may come back
+    rejoin_optimizer: str = "fresh"  # or "peer": who comes back has a living rank's state
+    grace_s: float = 30.0  # a run that ends because of deaths has this long for its last save
+
+
 class Wishes(msgspec.Struct, frozen=True, omit_defaults=True):
     """Options as somebody gave them; None means "not said". See control/plan.py for who wins."""
 
@@ -36,6 +46,7 @@ class Wishes(msgspec.Struct, frozen=True, omit_defaults=True):
     metrics_on_rank: bool | None = None
     can_save: bool | None = None
     callback_timeout_s: float | None = None
+    survival: Survival | None = None
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -64,6 +75,7 @@ class Settled(msgspec.Struct, frozen=True):
     metrics_on_rank: bool = True  # a rank calls the metrics function; False: the launcher does
     can_save: bool = False  # somebody publishes what ranks save; else no save is ever asked for
     callback_timeout_s: float = 600.0  # a user's function, or a save, is given up after that
+    survival: Survival = Survival()
 
     @property
     def batch_size(self) -> int | tuple[int, ...]:

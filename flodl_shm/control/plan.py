@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 
-from flodl_shm.control.options import Settled, Wishes
+from flodl_shm.control.options import Settled, Survival, Wishes
 from flodl_shm.control.roles import FASTEST
 from flodl_shm.errors import BadConfig
 
@@ -35,6 +35,7 @@ DEFAULTS = Wishes(
     metrics_on_rank=True,
     can_save=False,
     callback_timeout_s=600.0,
+    survival=Survival(),
 )
 COUNTS = (
     "epochs",

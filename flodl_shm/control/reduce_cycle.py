@@ -12,12 +12,15 @@ run are not known here.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from flodl_shm.control.agreement import Agreement
 from flodl_shm.control.balance import Balance
 from flodl_shm.control.convergence import TrendGuard
 from flodl_shm.control.gate import Gate
+from flodl_shm.control.legacy import Legacy
 from flodl_shm.control.mass import mass
 from flodl_shm.control.messages import (
     Action,
@@ -44,11 +47,26 @@ if TYPE_CHECKING:
 
 Living = Mapping[Rank, Row]
 SPREADING = Round(1)  # the round that spreads the initial state, and trains nothing
+JOIN_PART = 4  # a joiner trains from the next window on: the one that brings it in is short
+
+
+class Pause(Enum):
+    """Why no further round is issued now."""
+
+    HELD = "held"
+    EDGE = "edge"  # of an epoch: the next one may be opened
+    JOINED = "joined"  # somebody was put on the newest roster
 
 
 def seats_of(living: Living) -> tuple[Seat, ...]:
     """The roster of a round in which all of them meet: a rank's replica is in its own slot."""
     return tuple(Seat(rank, row, Slot(rank)) for rank, row in living.items())
+
+
+def roster_of(living: Living, joiners: Living) -> tuple[Seat, ...]:
+    """The same with some who only receive, by rank."""
+    guests = (Seat(rank, row, Slot(rank), joiner=True) for rank, row in joiners.items())
+    return tuple(sorted((*seats_of(living), *guests), key=lambda seat: seat.rank))
 
 
 class ReduceCycle:
@@ -67,6 +85,8 @@ class ReduceCycle:
         self._windows = WindowLedger()
         self._consumed: dict[Row, int] = {}
         self._sync_ns = 0  # of the newest commit; fed to the balancer once
+        self.legacy = Legacy()
+        self._joined: dict[Rank, Row] = {}  # put on the newest roster
 
     # ---- what ranks report --------------------------------------------------------------------
 
@@ -89,6 +109,7 @@ class ReduceCycle:
         """A rank holds the consensus of a round. Raises WeBroke if it is not the others'."""
         self._windows.leave(report)
         self._agreement.left(report)
+        self.legacy.left(report)
 
     def bury(self, death: Died, living: Living, now: Nanos) -> int:
         """Keep what the dead rank delivered; the picks it held go back. Says how many.
@@ -98,6 +119,7 @@ class ReduceCycle:
         window = self._windows.get(death.arrived)
         if window is not None and death.rank in window.awaited(living):
             self.arrive(_arrival_of(death, self._consumed.get(death.row, 0)), now)
+        self.legacy.bury(death, self.balance.costs([death.rank])[death.rank])
         self.balance.drop(death.rank)
         return sum(epoch.pool.forfeit(death.rank) for epoch in self.schedule.epochs.values())
 
@@ -127,6 +149,42 @@ class ReduceCycle:
     def fastest(self, living: Living) -> Rank:
         """The rank whose batches cost least; the lowest while that is unknown."""
         return self.balance.fastest(living)
+
+    # ---- who comes back -----------------------------------------------------------------------
+
+    def slot_is_free(self, rank: Rank) -> bool:
+        """Whether no open round uses the memory of the dead rank's replica."""
+        return self.legacy.slot_is_free(rank, self.committed)
+
+    def has_contributed(self, row: Row) -> bool:
+        """Whether any pick of this incarnation went into a round."""
+        return self._consumed.get(row, 0) > 0
+
+    def is_held(self, living: Living) -> bool:
+        """Whether a living rank holds the consensus, or will when a round has closed."""
+        return self.legacy.is_held(set(living.values()), self._windows.open())
+
+    def take_joined(self) -> dict[Rank, Row]:
+        """Who was put on a roster since the last call."""
+        joined, self._joined = self._joined, {}
+        return joined
+
+    def _take_in(self, epoch: Epoch, living: Living, joiners: Living) -> None:
+        """From the next round on they are like the others: shares and spans are dealt anew."""
+        for rank in joiners:
+            self.balance.recall(rank, self.legacy.cost_ns(rank))
+        self._reserve(epoch, {**living, **joiners})
+        self._joined = dict(joiners)
+
+    @property
+    def _global_step(self) -> int:
+        """When everything that is on its way has committed. Right once all rounds are settled."""
+        flying = (
+            window.arrived[rank].steps
+            for window in self._windows.open()
+            for rank in window.contributors
+        )
+        return self.schedule.global_step + sum(flying)
 
     # ---- settle and commit ----------------------------------------------------------------------
 
@@ -200,37 +258,46 @@ class ReduceCycle:
         idle = dict.fromkeys(living, 0)
         epoch = self.open_epoch(living)
         nothing = WindowPlan(idle, dict(idle), True, "spreads the initial state")
-        yield from self._issue(epoch, nothing, living, now)
+        yield from self._issue(epoch, nothing, living, {}, now=now)
 
-    def issue(self, living: Living, now: Nanos) -> Generator[Action, None, bool]:
-        """Issue every round the policy's gate lets through.
+    def issue(self, living: Living, joiners: Living, now: Nanos) -> Generator[Action, None, Pause]:
+        """Issue every round the policy's gate lets through, and say what stopped it.
 
-        Returns True at an epoch's edge: the next epoch may be opened, and no round is issued before
-        it is.
+        With joiners it is one round at most, and only when no other is under way: then it is
+        certain how far the training is, which they must know. At an epoch's edge no round is
+        issued before the next epoch is open.
         """
         while True:
-            epoch = self.epoch()
-            scene = Scene(
-                pool=epoch.pool,
-                belief=self._belief(living),
-                flying=self._windows.unsettled(),
-                epochs_left=self.schedule.has_next(),
-            )
+            epoch, flying = self.epoch(), self._windows.unsettled()
+            belief = self._belief(living)
+            if joiners:
+                short = {rank: -(-count // JOIN_PART) for rank, count in belief.counts.items()}
+                belief = replace(belief, counts=short)
+            scene = Scene(epoch.pool, belief, flying, epochs_left=self.schedule.has_next())
             verdict, reason = self._policy.gate(scene)
+            if joiners and flying:
+                verdict, reason = Gate.HOLD, f"{len(flying)} rounds end before ranks come back"
             if verdict is Gate.HOLD:
                 yield Note(topic="gate", text=reason)
-                return False
+                return Pause.HELD
             if verdict is Gate.NEXT_EPOCH:
-                return True
-            yield from self._issue(epoch, self._policy.deal(verdict, scene), living, now)
+                return Pause.EDGE
+            planned = self._policy.deal(verdict, scene)
+            yield from self._issue(epoch, planned, living, joiners, now=now)
+            if joiners:
+                self._take_in(epoch, living, joiners)
+                return Pause.JOINED
 
     def open_epoch(self, living: Living) -> Epoch:
         """Open the next epoch and share its picks out among the living."""
         epoch = self.schedule.open_next()
+        self._reserve(epoch, living)
+        return epoch
+
+    def _reserve(self, epoch: Epoch, living: Living) -> None:
         belief = self._belief(living)
         weights = {rank: float(n * belief.sizes[rank]) for rank, n in belief.counts.items()}
         epoch.pool.reserve(weights, unit=self.plan.pick_unit)
-        return epoch
 
     def epoch(self) -> Epoch:
         """The epoch whose picks are dealt now."""
@@ -250,7 +317,7 @@ class ReduceCycle:
         )
 
     def _issue(
-        self, epoch: Epoch, planned: WindowPlan, living: Living, now: Nanos
+        self, epoch: Epoch, planned: WindowPlan, living: Living, joiners: Living, *, now: Nanos
     ) -> Iterator[Action]:
         """Name the round, its roster and its picks, and tell every rank of it."""
         anchor_rank = self._anchor_rank(planned, living)
@@ -258,7 +325,7 @@ class ReduceCycle:
         window = Window(
             round=self._windows.next_round,
             epoch=epoch.number,
-            roster=seats_of(living),
+            roster=roster_of(living, joiners),
             anchor_rank=anchor_rank,
             anchor_steps=anchor_steps,
             planned=planned.planned,
@@ -277,7 +344,7 @@ class ReduceCycle:
             planned={str(rank): count for rank, count in planned.planned.items()},
             reason=planned.reason,
         )
-        for rank, row in living.items():
+        for rank, row in {**living, **joiners}.items():
             yield Grant(
                 rank=rank,
                 round=window.round,
@@ -285,10 +352,11 @@ class ReduceCycle:
                 roster=window.roster,
                 anchor_rank=anchor_rank,
                 anchor_steps=anchor_steps,
-                planned=window.planned[rank],
-                ceiling=window.ceiling[rank],
+                planned=window.planned.get(rank, 0),
+                ceiling=window.ceiling.get(rank, 0),
                 spans=epoch.pool.held_spans(rank),
                 after=self._consumed.get(row, 0),
+                global_step=self._global_step if rank in joiners else None,
             )
 
     def _anchor_rank(self, planned: WindowPlan, living: Living) -> Rank:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from flodl_shm.control.checkpoint_meta import CheckpointMeta
-from flodl_shm.control.messages import Note, Resumed
+from flodl_shm.control.messages import Attach, Note, Resumed
 from flodl_shm.control.spans import length
 from flodl_shm.errors import BadConfig
 from flodl_shm.ids import Rank
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from flodl_shm.control.epoch_function import EpochFunction
-    from flodl_shm.control.messages import Action, Ready
+    from flodl_shm.control.messages import Action, Ready, Seat
     from flodl_shm.control.options import Settled
     from flodl_shm.control.reduce_cycle import ReduceCycle
 
@@ -127,6 +127,20 @@ def stand(
         lr=rate.lr,
         lr_scale=rate.scale,
     )
+
+
+def attachments(resume: Resume | None, plan: Settled, seats: tuple[Seat, ...]) -> Iterator[Attach]:
+    """The places in the arena of all who begin, and the state they begin from."""
+    for seat in seats:
+        yield Attach(
+            rank=seat.rank,
+            plan=plan,
+            slot=seat.slot,
+            seats=seats,
+            global_step=resume.meta.global_step if resume else 0,
+            checkpoint=resume.folder if resume else "",
+            state_of=resume.state_of(seat.rank) if resume else None,
+        )
 
 
 def words(resume: Resume, plan: Settled) -> str:

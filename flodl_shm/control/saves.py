@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from flodl_shm.control.roles import Roles
 
 # Whose word counts if several ask for the same state: the one that says most about the run.
-REASONS = ("end", "graceful_shutdown", "checkpoint", "signal", "request")
+REASONS = ("end", "max_failure_exceeded", "graceful_shutdown", "checkpoint", "signal", "request")
 MOST_COLLECTING = 2  # each costs a copy of the replica on every rank until it is written
 FIRST_TRAINED = Round(2)  # round 1 only spreads the initial state: nothing worth a file
 PATIENCE = 2.0  # an evaluation or an epoch function may stand before a save in a rank's queue

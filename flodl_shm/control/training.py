@@ -30,7 +30,7 @@ from flodl_shm.control.messages import (
     Request,
     SaveRequest,
 )
-from flodl_shm.control.reduce_cycle import ReduceCycle
+from flodl_shm.control.reduce_cycle import Pause, ReduceCycle
 from flodl_shm.control.resume import stand
 from flodl_shm.control.roles import Roles
 from flodl_shm.control.saves import Saves
@@ -60,6 +60,7 @@ class Training:
         devices |= {report.rank: report.device for report in reports}
         self.plan = plan
         self.rounds = ReduceCycle(plan, meta)
+        self.rounds.legacy.found(report.row for report in reports)
         self.rounds.quarantine.saved(resume.folder if resume else "")
         self.value: float | None = None  # of the final evaluation
         self.is_scored = False  # the final evaluation has come, or never will
@@ -159,8 +160,14 @@ class Training:
         if not epoch.pool.done:  # else it is under way, and its function was called before
             yield from self._epoch_fn.ask(epoch.number, living, self._fastest(living))
 
-    def advance(self, living: Living, now: Nanos, *, may_issue: bool) -> Iterator[Action]:
-        """Settle, commit and, unless the run is to end, issue what can be."""
+    def advance(
+        self, living: Living, joiners: Living, now: Nanos, *, may_issue: bool
+    ) -> Iterator[Action]:
+        """Settle, commit and, unless the run is to end, issue what can be.
+
+        Joiners are put on the next roster; `rounds.take_joined` says so, and nothing is issued
+        then until they are among the living.
+        """
         was_calibrated = self.rounds.balance.calibrated
         yield from self.rounds.settle(living)
         if self.rounds.balance.calibrated and not was_calibrated:
@@ -172,14 +179,16 @@ class Training:
                     yield from self._news.closed(action, living, now)
             self._saves.committed(self.rounds.committed, now)
         if may_issue and not self.is_over:
-            yield from self._issue(living, now)
+            yield from self._issue(living, joiners, now)
         yield from self._order_due(living, now)
 
-    def _issue(self, living: Living, now: Nanos) -> Iterator[Action]:
+    def _issue(self, living: Living, joiners: Living, now: Nanos) -> Iterator[Action]:
         yield from self._epoch_fn.renew(living, self._fastest(living))
         while self._epoch_fn.caller is None:
-            is_at_edge = yield from self.rounds.issue(living, now)
-            if not is_at_edge:
+            pause = yield from self.rounds.issue(living, joiners, now)
+            if pause is Pause.JOINED:  # they train from the next round on, at everybody's rate
+                yield from self._epoch_fn.tell(joiners)
+            if pause is not Pause.EDGE:
                 return
             ended = self.rounds.epoch().number
             if self.plan.eval_every and (ended + 1) % self.plan.eval_every == 0:
@@ -212,9 +221,9 @@ class Training:
 
     # ---- after the last round -----------------------------------------------------------------
 
-    def stop(self) -> None:
+    def stop(self, reason: str) -> None:
         """The run is to end before its time: what there is of it is to be saved."""
-        self._saves.wish("graceful_shutdown")
+        self._saves.wish(reason)
 
     def wish_last_save(self) -> None:
         """The last round is in the consensus: whatever is to be saved of it is due now."""

@@ -27,9 +27,11 @@ def formed(*reports: Ready) -> list[Ready] | None:
 
 def test_waits_for_all_living() -> None:
     formation = Formation(2)
-    assert formation.nobody_came
+    formation.check_came(["exit 0", "signal 9"])
+    with pytest.raises(BadConfig, match="every rank ended without training"):
+        formation.check_came(["exit 0"])
     formation.ready(ready(1))
-    assert not formation.nobody_came
+    formation.check_came(["exit 0"])
     assert formation.agreed([Rank(0), Rank(1)]) is None
     assert formation.agreed([Rank(1)]) == [ready(1)]
 

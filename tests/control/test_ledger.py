@@ -60,7 +60,7 @@ def test_a_finished_rank_cannot_be_admitted():
 
 
 @pytest.mark.parametrize(
-    ("max_failures", "limit"), [(None, 7), (0, 0), (2, 2), (99, 7), (0.0, 0), (0.5, 4), (0.3, 2)]
+    ("max_failures", "limit"), [(None, 7), (0, 0), (2, 2), (99, 7), (1.0, 7), (0.5, 4), (0.3, 2)]
 )
 def test_the_floor(max_failures, limit):
     ledger = Ledger(8, max_failures=max_failures)
@@ -76,7 +76,7 @@ def test_the_floor(max_failures, limit):
     assert ledger.verdict(returning=[7])[0] is FloorVerdict.GO_ON
 
 
-@pytest.mark.parametrize("max_failures", [-1, -0.5, 1.0, 1.5, float("nan")])
+@pytest.mark.parametrize("max_failures", [-1, -0.5, 0.0, 1.5, float("nan")])
 def test_a_floor_that_cannot_be_meant(max_failures):
     with pytest.raises(BadConfig, match="max failures"):
         Ledger(4, max_failures=max_failures)
