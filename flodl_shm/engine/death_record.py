@@ -54,9 +54,11 @@ def write_death(
 
 
 def cause_class(death: Died) -> str:
-    """exception, quit, signal or exit: what kind of end it was."""
+    """exception, hang, quit, signal or exit: what kind of end it was."""
     if death.user_error:
         return "exception"
+    if ": no progress for " in death.cause or ": stopped, no heartbeat " in death.cause:
+        return "hang"
     first = death.cause.split(" ", 1)[0]
     return {"left": "quit", "signal": "signal", "exit": "exit"}.get(first, "killed")
 

@@ -18,6 +18,7 @@ import msgspec
 from flodl_shm.control import messages
 from flodl_shm.control.messages import Died, Report
 from flodl_shm.engine import ticket as tickets
+from flodl_shm.engine.hang import STALLED
 from flodl_shm.engine.saving import stem_of
 from flodl_shm.engine.ticket import ArenaShape, Ticket
 from flodl_shm.errors import PeerBroke, PeersLost
@@ -147,6 +148,7 @@ class Host:
             run_id=self.run_dir.run_id,
             save_stem=str(self.save_stem),
             callback_timeout_s=config.callback_timeout_s,
+            stacks_file=str(self.run_dir.stacks_file(rank)),
         )
 
     # ---- arena --------------------------------------------------------------------------------
@@ -283,7 +285,9 @@ class Host:
         if child.status is not None and child.status.code == 0:
             return None
         error = read_error(self.run_dir.error_file(child.rank))
-        return error if error is not None and error.pid == child.pid else None
+        if error is None or error.kind == STALLED:  # which we have written: no failure of its own
+            return None
+        return error if error.pid == child.pid else None
 
     def last_sign(self, member: Member) -> Nanos:
         """When the rank last beat or was heard of."""

@@ -36,7 +36,7 @@ from flodl_shm.control.shutdown import StopLadder
 from flodl_shm.engine.death_record import cause_class, write_death
 from flodl_shm.engine.sampler import Sampler
 from flodl_shm.engine.saving import room_told
-from flodl_shm.engine.watch import Watch
+from flodl_shm.engine.watch import ANSWER_NS, StackView, Watch, give_up
 from flodl_shm.errors import FlodlError
 from flodl_shm.ids import Nanos, Rank, Row
 
@@ -76,7 +76,9 @@ class HostLoop:
         self._came: set[tuple[Rank, Row]] = set()  # who was ready for this one
         self._ladder = StopLadder()
         self._sampler = Sampler(host, recorder)
-        self._watch = Watch(host.config.dead_after_s, host.config.stall_timeout_s)
+        config = host.config
+        self._watch = Watch(config.dead_after_s, config.stall_timeout_s, config.callback_timeout_s)
+        self._stacks = StackView()
         self._grace_until: Nanos | None = None
         self._tick_at = Nanos(0)
 
@@ -125,12 +127,19 @@ class HostLoop:
         if now >= self._tick_at:
             self._tick_at = Nanos(now + TICK_NS)
             self._tick(now)
+            self._give_up(now)
+        elif now >= self._watch.due:
+            self._give_up(now)
+        for line in self._stacks.lines(now):
+            self.recorder.say(line)
 
     def _wait(self) -> None:
         poll = select.poll()
         for fd in (self.host.block.wakeup.fd, self.signals.fd, *self.host.poll_fds()):
             poll.register(fd, select.POLLIN)
-        left_ns = self._tick_at - time.monotonic_ns()
+        left_ns = min(self._tick_at, self._watch.due) - time.monotonic_ns()
+        if self._stacks.is_open:
+            left_ns = min(left_ns, ANSWER_NS)
         poll.poll(max(0, left_ns // 1_000_000 + 1))
 
     def _tick(self, now: Nanos) -> None:
@@ -138,9 +147,13 @@ class HostLoop:
         if self._grace_until is not None and now >= self._grace_until:
             self._grace_until = None
             self._press(f"the grace of {self.host.config.grace_s:g} s is over", now)
-        for rank, why in self._watch.look(self.host, self.coordinator.awaited(), now):
-            self.recorder.say(f"rank {rank} is killed: {why}")
-            self.host.supervisor.kill(rank, why)
+
+    def _give_up(self, now: Nanos) -> None:
+        for lost in self._watch.look(self.host, self.coordinator.awaited(), now):
+            self.recorder.say(f"rank {lost.rank} is killed: {lost.why}")
+            fault = give_up(self.host, lost, now)
+            if fault:
+                self.recorder.say(fault)
 
     def _hear_signals(self, now: Nanos) -> None:
         for number in self.signals.read():
@@ -150,6 +163,7 @@ class HostLoop:
             elif number == signal.SIGUSR2:
                 for line in self.host.who_waits(self.coordinator.awaited(), now):
                     self.recorder.say(line)
+                self._stacks.ask(self.host, now)
             elif self.end is None:
                 self.recorder.say("SIGUSR1: a checkpoint is made at the next window's edge")
                 self._step(SaveRequest(why="SIGUSR1"), now)

@@ -22,7 +22,7 @@ from flodl_shm.engine import ticket as tickets
 from flodl_shm.engine.loader_death import note_dead_workers
 from flodl_shm.engine.script import as_the_script_sees_it, run_module, run_script
 from flodl_shm.errors import FlodlError
-from flodl_shm.proc import failpoints
+from flodl_shm.proc import failpoints, stacks
 from flodl_shm.proc.error_file import write_error
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class RankEntry:
 
         session = ShmSession(ticket, self.block, socket.socket(fileno=fds[0]))
         try:
+            stacks.register(Path(ticket.stacks_file))  # without them it can be killed all the same
             failpoints.arm(os.environ, rank=ticket.rank)
             Bridge(self.block, ticket.row, self.lifeline).start()
             if failpoints.ARMED:

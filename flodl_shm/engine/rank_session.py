@@ -138,6 +138,10 @@ class ShmSession:
         reducer.prepare(order.seats)
         return reducer, arena.slot(order.slot)
 
+    def note_errand(self, since: int) -> None:
+        """For the launcher: engine/watch.py gives errands more time."""
+        self._block.errand(self.row).store(since)
+
     @property
     def save_stem(self) -> str:
         """The stem of this run's checkpoints: every run of a script has its own."""

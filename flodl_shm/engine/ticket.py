@@ -43,6 +43,7 @@ class Ticket(msgspec.Struct, frozen=True):
     run_id: str = ""
     save_stem: str = ""  # of the checkpoints of the script's first run, absolute
     callback_timeout_s: float = 600.0
+    stacks_file: str = ""  # where it answers when it is asked for its stacks
 
 
 class ArenaShape(msgspec.Struct, frozen=True):

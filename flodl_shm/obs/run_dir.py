@@ -1,9 +1,9 @@
 """One run, one directory: everything a person or a tool wants afterwards is in it.
 
 RUN_DIR = ROOT/<time>-<name>/ with run.json, journal.jsonl, metrics.jsonl, resources.jsonl,
-summary.json and ranks/rankN/{pid,stdout.log,stderr.log,error.json}; ROOT/latest points to the
-newest. Whole files appear by rename, so a reader sees the old one or the new one. This module
-does not know what the files mean.
+summary.json and ranks/rankN/{pid,stdout.log,stderr.log,error.json,stacks.txt}; ROOT/latest
+points to the newest. Whole files appear by rename, so a reader sees the old one or the new one.
+This module does not know what the files mean.
 """
 
 from __future__ import annotations
@@ -122,6 +122,10 @@ class RunDir:
     def error_file(self, rank: Rank) -> Path:
         """Where the rank says why it failed."""
         return self.rank(rank) / "error.json"
+
+    def stacks_file(self, rank: Rank) -> Path:
+        """Where the rank puts its stacks when it is asked for them."""
+        return self.rank(rank) / "stacks.txt"
 
     def write_pid(self, rank: Rank, pid: int, *, incarnation: int = 0) -> None:
         """Say that the rank exists: its process id and incarnation, on one line."""

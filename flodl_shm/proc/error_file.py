@@ -1,8 +1,8 @@
 """The error file: what a failing rank leaves for the launcher to show.
 
-Written by the rank right before it ends, atomically, whatever its exception does; read by the
-launcher, which trusts nothing in it. The first failure of a process stands: what fails afterwards
-is a consequence.
+Written by the rank right before it ends, atomically, whatever its exception does, or by the
+launcher in the place of one that hangs; read by the launcher, which trusts nothing in it. The
+first failure of a process stands: what fails afterwards is a consequence.
 """
 
 from __future__ import annotations
@@ -77,14 +77,32 @@ def write_error(
         first = read_error(path)
         if first is not None and first.pid == os.getpid() and first.row == row:
             return None
-        report = _describe(error, cause=cause, seat=(rank, row), recent=recent)
-        path.parent.mkdir(parents=True, exist_ok=True)  # the script may have tidied up
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_bytes(msgspec.json.encode(report))
-        temporary.replace(path)
+        _put(path, _describe(error, cause=cause, seat=(rank, row), recent=recent))
     except BaseException as trouble:
         return _safe_text(trouble) or type(trouble).__name__
     return None
+
+
+def write_for(path: Path, report: ErrorReport) -> str | None:
+    """Write a report of another process, unless that has written one itself.
+
+    Never raises. Returns why it could not be written.
+    """
+    first = read_error(path)
+    if first is not None and (first.pid, first.row) == (report.pid, report.row):
+        return None
+    try:
+        _put(path, report)
+    except OSError as trouble:
+        return str(trouble)
+    return None
+
+
+def _put(path: Path, report: ErrorReport) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)  # the script may have tidied up
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(msgspec.json.encode(report))
+    temporary.replace(path)
 
 
 def read_error(path: Path) -> ErrorReport | None:
@@ -181,7 +199,7 @@ def _place(error: BaseException) -> tuple[str, int]:
         for frame, line in traceback.walk_tb(error.__traceback__)
         if line is not None
     ]
-    users = [place for place in frames if _is_users(place[0])]
+    users = [place for place in frames if is_users(place[0])]
     if users or frames:
         return (users or frames)[-1]
     if isinstance(error, BaseExceptionGroup):
@@ -189,7 +207,8 @@ def _place(error: BaseException) -> tuple[str, int]:
     return "", 0
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
+    """Whether the file is neither ours nor a library's."""
     if file.startswith("<"):  # frozen modules, exec'd text
         return False
     libraries = (_OURS, *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})

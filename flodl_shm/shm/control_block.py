@@ -2,6 +2,7 @@
 
     per row:  line 0   asleep    cell   written by: the rank; read by: whoever rings it
               line 1   beat      cell   written by: the rank's bridge thread; monotonic ns
+                       errand    cell   written by: the rank's training thread; monotonic ns
               up ring                   rank -> launcher
               down ring                 launcher -> rank
 
@@ -93,12 +94,14 @@ class ControlBlock:
         self.rows, self.segment, self.bells = len(bells), segment, bells
         self._ring_bytes = ring_bytes
         self._beats: list[Cell] = []
+        self._errands: list[Cell] = []
         self._up: list[Ring] = []
         self._down: list[Ring] = []
         ring, view = Ring.size_for(ring_bytes), segment.view
         for row in range(self.rows):
             base = row * _stride(ring_bytes)
             self._beats.append(Cell(view, base + LINE))
+            self._errands.append(Cell(view, base + LINE + CELL))
             first = base + HEAD_LINES * LINE
             self._up.append(Ring(view[first : first + ring], create=create))
             self._down.append(Ring(view[first + ring : first + 2 * ring], create=create))
@@ -117,6 +120,10 @@ class ControlBlock:
     def beat(self, row: Row) -> Cell:
         """When the row's process last showed a sign of life; 0 before its first."""
         return self._beats[row]
+
+    def errand(self, row: Row) -> Cell:
+        """Since when the row's rank is in an errand, which has a limit of its own; 0: it is not."""
+        return self._errands[row]
 
     def up(self, row: Row) -> Ring:
         """Rank to launcher."""

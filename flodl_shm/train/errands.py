@@ -63,6 +63,16 @@ class Errands:
 
     def run(self, order: Order) -> bool:
         """Do what is asked; False: it is no errand."""
+        if not isinstance(order, Errand):
+            return False
+        self._session.note_errand(self._clock())
+        try:
+            self._do(order)
+        finally:
+            self._session.note_errand(0)
+        return True
+
+    def _do(self, order: Errand) -> None:
         match order:
             case CallEpochFn():
                 self._call_epoch_fn(order)
@@ -76,15 +86,16 @@ class Errands:
                 if order.calls:
                     ran = self._callbacks.metrics(order, self._facts.model)
                     self._report("metrics", order.epoch, ran)
-            case _:
-                return False
-        return True
 
     def close(self) -> None:
         """Wait for what is still being written, as long as a user's function may take."""
         limit_s = self._session.callback_timeout_s
-        if self._saver is not None and not self._saver.join(limit_s):
+        if self._saver is None:
+            return
+        self._session.note_errand(self._clock())
+        if not self._saver.join(limit_s):
             print(f"a checkpoint was not written within {limit_s:g} s", file=sys.stderr)
+        self._session.note_errand(0)
 
     # ---- one by one --------------------------------------------------------------------------
 

@@ -110,6 +110,9 @@ class Session(Protocol):
     @property
     def link(self) -> Link: ...
 
+    def note_errand(self, since: int) -> None:
+        """Let whoever watches this rank know since when it is in an errand; 0: it is not."""
+
     def attach(self, order: Attach) -> tuple[Meeting, Tensor | None]:
         """Map the arena. The slot is a 1-D float32 tensor; None: a lone rank needs no arena."""
 

@@ -122,6 +122,9 @@ class LoneSession:
         self.device = device
         self.link = LocalLink(Coordinator(FLAGS, world_size=1))
 
+    def note_errand(self, since: int) -> None:
+        """Nobody watches."""
+
     def attach(self, order: Attach) -> tuple[Meeting, Tensor | None]:
         """No arena: the replica stays where the user's model put it."""
         return LoneMeeting(), None

@@ -184,6 +184,9 @@ class Session:
         self.free_run_s = free_run_s
         self.link = Link()
 
+    def note_errand(self, since):
+        pass
+
     def attach(self, order):
         return LoneMeeting(), None
 

@@ -107,6 +107,9 @@ class Session:
         self.slot = torch.zeros(floats) if floats else None
         self.meeting = Meeting(self.slot)
 
+    def note_errand(self, since):
+        pass
+
     def attach(self, order):
         return self.meeting, self.slot
 
