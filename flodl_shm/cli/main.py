@@ -22,11 +22,15 @@ from flodl_shm.cli.commands import LATER_COMMANDS, clean, later_command
 from flodl_shm.cli.replay import replay_command
 from flodl_shm.cli.run import run
 from flodl_shm.cli.status import status
-from flodl_shm.errors import BadConfig, FlodlError, WeBroke
+from flodl_shm.errors import BadConfig, FlodlError, HostUnfit, WeBroke
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import TextIO
+
+# Packages that setup.cfg asks for and that only some commands import.
+NEEDED = ("torch", "numpy", "posix_ipc", "safetensors", "rich", "psutil")
+NEEDS_THEM = "flodl_shm trains on Linux, with the packages that `pip install flodl-shm` brings"
 
 
 @click.group(context_settings={"max_content_width": 100})
@@ -93,10 +97,19 @@ def _code_of(command: click.Command, argv: Sequence[str] | None, prog: str) -> i
     except BrokenPipeError:  # `--help | head`: end as any program does whose reader went away
         _die_of(signal.SIGPIPE)
         return 128 + signal.SIGPIPE
+    except ImportError as error:
+        if error.name not in NEEDED:
+            return _our_bug(error)
+        sentence = f"{error.name} cannot be imported: {error}. {NEEDS_THEM}"
+        return _refused(sentence, HostUnfit.exit_code)
     except Exception as error:
-        traceback.print_exc()
-        return _refused(f"this is our bug, please report it: {error!r}", FlodlError.exit_code)
+        return _our_bug(error)
     return code if isinstance(code, int) else 0
+
+
+def _our_bug(error: Exception) -> int:
+    traceback.print_exc()
+    return _refused(f"this is our bug, please report it: {error!r}", FlodlError.exit_code)
 
 
 def _run(command: click.Command, argv: Sequence[str], prog: str) -> object:

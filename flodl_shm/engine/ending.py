@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from flodl_shm.control.failure import FailureReport, root_cause
+from flodl_shm.engine.shown_trace import without_ours
 from flodl_shm.errors import FlodlError, WeBroke
 from flodl_shm.ids import Nanos
 from flodl_shm.obs.run_dir import as_json, write_json
@@ -61,7 +62,7 @@ def _show_failure(host: Host, end: End) -> None:
         device = host.config.devices[cause.rank]
         print(f"rank {cause.rank} ({device}) failed first", file=sys.stderr)
         print(f"  full report  {host.run_dir.error_file(cause.rank)}", file=sys.stderr)
-        trace = cause.traceback.rstrip()
+        trace = without_ours(cause.traceback.rstrip())
         print(_cut(trace), file=sys.stderr)
         if len(trace) > SHOWN_CHARS:  # the end of a long message says neither what nor where
             print(f"{cause.kind}: {clip(cause.message)} ({cause.where()})", file=sys.stderr)

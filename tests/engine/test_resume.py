@@ -57,6 +57,15 @@ def asked(desk):
     return SimpleNamespace(first=first, second=second, stem=stem, saved=saved)
 
 
+def bordered(desk):
+    """One epoch more each time: begun anew at every border."""
+    words = (*SYNC, "--save", str(desk.stem("bordered")), "--resume", "auto")
+    return [
+        desk.run(f"bordered-{epochs}", *words, "train.py", f"epochs={epochs}")
+        for epochs in (1, 2, 3)
+    ]
+
+
 def grown(desk):
     """With 2 ranks, then 3, then 1, each stopped in the middle of an epoch but the last."""
     stem, ends, began = desk.stem("grown"), [], []
@@ -154,7 +163,7 @@ def ends(launches, tmp_path_factory):
     started = {"asked": desk.start(asked)}
     started |= {f"whole-{rate}": desk.start(whole, rate) for rate in SIGNALS.values()}
     started |= {signal: desk.start(stopped, signal) for signal in SIGNALS}
-    started["grown"] = desk.start(grown)
+    started |= {"grown": desk.start(grown), "bordered": desk.start(bordered)}
 
     def after(chain, *args):
         return desk.start(lambda desk: chain(desk, started["SIGTERM"].result(), *args))
@@ -201,6 +210,16 @@ def test_stopped_and_resumed_under_sync_is_the_uninterrupted_run_bit_for_bit(end
     assert digest_of(chain.second) == digest_of(one)
     is_exact(chain.second.summary, epochs=3)
     assert chain.second.summary["loss"] == pytest.approx(one.summary["loss"])
+
+
+def test_begun_anew_at_every_epochs_border_is_one_long_run(ends):
+    *parts, last = ends("bordered")
+    assert last.code == 0, str(last)
+    for rank in (0, 1):
+        there = [line for end in (*parts, last) for line in trace(end, rank)]
+        assert there == trace(ends("whole-of_step"), rank)
+    assert digest_of(last) == digest_of(ends("whole-of_step"))
+    assert "afresh" in parts[0].out  # there was none to begin with, which is said
 
 
 def test_ranks_draw_different_numbers_before_and_after_a_resume(ends):
