@@ -147,6 +147,8 @@ def words(resume: Resume, plan: Settled) -> str:
     """Where the training goes on, in a sentence."""
     meta = resume.meta
     said = f"goes on from {resume.folder}: epoch {meta.epoch} of {plan.epochs}"
+    if meta.epochs != plan.epochs:  # a schedule made of the total is another one now
+        said += f" ({meta.epochs} were planned)"
     for begun in meta.open_epochs:
         said += f", {length(begun.done)} of its {begun.picks} picks done"
     return f"{said}, step {meta.global_step}"

@@ -279,13 +279,16 @@ class Progress:
 
     def _all_done_part(self) -> float:
         plan, total = self._tally.plan, self._epoch_total()
-        return self._tally.picks / (total * plan.epochs) if plan and total else 0.0
+        return self._all_done() / (total * plan.epochs) if plan and total else 0.0
+
+    def _all_done(self) -> int:
+        return self._tally.picks_before + self._tally.picks
 
     def _left_s(self) -> float | None:
         plan, rate = self._tally.plan, self._tally.picks_per_s
         if plan is None or not rate:
             return None
-        return max(0, self._epoch_total() * plan.epochs - self._tally.picks) / rate
+        return max(0, self._epoch_total() * plan.epochs - self._all_done()) / rate
 
     # ---- writing ------------------------------------------------------------------------------
 

@@ -81,6 +81,7 @@ class Tally:
     rejoins: list[Rejoin] = field(default_factory=list)
     reduces_ns: list[int] = field(default_factory=list)
     epoch_picks: dict[int, int] = field(default_factory=dict)  # committed, by epoch
+    picks_before: int = 0  # in epochs that were done when the training was taken up again
     last_commit: Committed | None = None
     last_commit_at: Nanos | None = None
     end: End | None = None
@@ -118,6 +119,7 @@ class Tally:
                 self.epochs.append(message)
             case Resumed():  # the summary is of the whole training
                 self.epochs.extend(message.closed)
+                self.picks_before = sum(epoch.picks for epoch in message.closed)
             case Evaluated():
                 if message.value is not None:
                     self.evals.append((message.epoch, message.value))

@@ -82,6 +82,8 @@ def test_where_it_goes_on_is_told_in_a_sentence() -> None:
     assert isinstance(told, Resumed)
     assert told.text == "goes on from ckpt/model-7: epoch 1 of 3, 5 of its 100 picks done, step 7"
     assert notes(said) == []
+    _, said = taken_up(resumed(epochs=3), plan_of(epochs=5))
+    assert said[0].text.startswith("goes on from ckpt/model-7: epoch 1 of 5 (3 were planned)")
 
 
 def learned(ranks: int = 2, policy: str = "cadence", steps: int = 10) -> dict[str, object]:

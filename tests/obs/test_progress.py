@@ -4,7 +4,9 @@ import io
 import json
 from pathlib import Path
 
-from flodl_shm.control.messages import EpochClosed, Note
+import msgspec
+
+from flodl_shm.control.messages import EpochClosed, Note, Resumed
 from flodl_shm.ids import Nanos
 from flodl_shm.obs.progress import Progress, View
 from flodl_shm.obs.summary import summary
@@ -111,6 +113,19 @@ def test_before_anything_is_trained_there_are_no_figures_to_show(feed):
     feed.form()
     progress.tick(Nanos(feed.now))
     assert screen.getvalue() == "14:22:05 training begins\n"
+
+
+def test_what_was_done_before_a_resume_is_not_to_come(feed):
+    """Three epochs of 30 picks, one of them done in an earlier run: as much is left as was done."""
+    screen = io.StringIO()
+    progress = Progress(feed.tally, screen, View(clock=lambda: "14:22:05"))
+    closed = EpochClosed(0, 30, 30, 0, 0, 0, 1.0)
+    feed.say(Resumed("ckpt/model-30", 30, (closed,), "goes on"))
+    feed.form()
+    feed.tally.plan = msgspec.structs.replace(feed.tally.plan, epochs=3)
+    feed.window({0: 15, 1: 15}, {0: 1000, 1: 1000}, reduce_ms=0)
+    progress.tick(Nanos(feed.now))
+    assert "about 15.0 s left" in screen.getvalue()
 
 
 def test_a_loss_that_was_never_finite_is_nan_not_unknown(feed):
