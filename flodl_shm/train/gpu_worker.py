@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flodl_shm.control.mass import mass
 from flodl_shm.control.messages import (
     Arrived,
     Attach,
@@ -44,6 +43,7 @@ from flodl_shm.train.data.permutation import permutation
 from flodl_shm.train.data.sampler import PickQueue
 from flodl_shm.train.data.source import as_source
 from flodl_shm.train.errands import Errands
+from flodl_shm.train.finite import weigh
 from flodl_shm.train.footprint import footprint
 from flodl_shm.train.replica import Replica
 from flodl_shm.train.seeds import seed_everything
@@ -320,12 +320,9 @@ class GpuWorker:
         busy_ns = tally.busy_ns + self._clock() - before
         self._consumed += tally.picks
         self._replica.arrive()
+        worth = weigh(self._replica, stepper, grant.round, tally.batches, self._plan.gamma)
         self._meeting.arrive(
-            grant.round,
-            grant.roster,
-            steps=tally.batches,
-            mass=mass(tally.batches, self._plan.gamma),
-            picks=self._consumed,
+            grant.round, grant.roster, steps=worth.steps, mass=worth.mass, picks=self._consumed
         )
         loss_sum, loss_count = stepper.take_losses()
         session.link.send(
@@ -333,7 +330,7 @@ class GpuWorker:
                 rank=session.rank,
                 row=session.row,
                 round=grant.round,
-                steps=tally.batches,
+                steps=worth.steps,
                 batches=tally.batches,
                 picks=self._consumed,
                 first_ns=tally.first_ns,
@@ -347,6 +344,9 @@ class GpuWorker:
                 began_at=Nanos(tally.began_at),
                 lr=self.runner.rate.value,
                 scalars=scalars.take(),
+                refused=bool(worth.broken),
+                broken=worth.broken,
+                reset=worth.reset,
             )
         )
         self._wait_ns = self._errands_ns = 0
@@ -366,6 +366,7 @@ class GpuWorker:
                 barrier_ns=outcome.barrier_ns,
                 reduce_ns=outcome.reduce_ns,
                 divergence=outcome.divergence,
+                digest=outcome.digest,
                 left_at=Nanos(self._clock()),
             )
         )

@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from flodl_shm.control.mass import REFUSED
 from flodl_shm.errors import WeBroke
 from flodl_shm.ids import Nanos, Rank, Round, Row, Slot
 from flodl_shm.shm.arena import ARRIVING, DEATHS, HELPING, LEAVING, REDUCING, TRAINING
 from flodl_shm.shm.fence import fence, order
+from flodl_shm.train.digest import Digest
 from flodl_shm.train.divergence import Sampler, largest
 from flodl_shm.train.kernels import Mix, warm_up
 from flodl_shm.train.shard import Assembly, Hook, ShardWorker
@@ -50,6 +52,7 @@ class Outcome:
     divergence: float  # max over sources of |x - mean| / |mean|, sampled blocks; NaN if not finite
     barrier_ns: int  # waited for the others to arrive
     reduce_ns: int  # from the last arrival to the end
+    digest: int | None = None  # checksum of sampled blocks of the slot; None: nothing was agreed
 
 
 class _Roster:
@@ -105,6 +108,7 @@ class Reducer:
             if sample and grid.first_buffer_block
             else None
         )
+        self._digest = Digest(arena.slot(slot), grid, every=SAMPLE)
         self._roster: _Roster | None = None
         self._worker = self.worker_type(arena, sampler=self._sampler, hook=hook)
         warm_up()  # here, and not in the first round, where everybody would wait for it
@@ -133,13 +137,14 @@ class Reducer:
         """Publish this rank's arrival in a round and return at once; `complete` must follow.
 
         The slot must hold the replica. `mass` weighs the parameters; a rank with steps > 0 has
-        one vote in the float buffers. A joiner passes zeros. Raises WeBroke on a round that does
-        not rise, a roster without this row, or a mass that is negative or not finite.
+        one vote in the float buffers. A joiner passes zeros. REFUSED in place of a mass: nothing
+        is read of this slot, whoever else comes. Raises WeBroke on a round that does not rise, a
+        roster without this row, or a mass that is negative or not finite.
         """
         arrived = self._q[self._base + ARRIVED]
         if self._number or number <= arrived >> 1:
             raise WeBroke(f"arrived in round {arrived >> 1}, cannot arrive in {number}")
-        if not (math.isfinite(mass) and mass >= 0):
+        if not (math.isfinite(mass) and (mass >= 0 or mass == REFUSED)):
             raise WeBroke(f"mass {mass} in round {number}")
         seats = self._seated(roster)
         if seats.mine.joiner and (steps or mass):
@@ -229,6 +234,7 @@ class Reducer:
         divergence = largest(worker.divergence_sums(assembly))
         q[state] = TRAINING
         self._at("left", me)
+        agreed = assembly.params.slots and assembly.buffers.slots
         return Outcome(
             round=assembly.number,
             contributors=tuple(seat.rank for seat in assembly.contributors),
@@ -237,6 +243,7 @@ class Reducer:
             divergence=divergence,
             barrier_ns=gathered - began,
             reduce_ns=time.monotonic_ns() - gathered,
+            digest=self._digest.of(assembly.number) if agreed else None,
         )
 
     def _at(self, point: str, me: Seat) -> None:
@@ -269,6 +276,10 @@ class Reducer:
             params = Mix(tuple(s for s, _ in heavy), tuple(mass for _, mass in heavy))
             movers = tuple(seat.slot for seat, steps, _ in given if steps > 0)
             buffers = Mix(movers, (1.0,) * len(movers))
+            if not movers and any(mass < 0 for _, _, mass in given):
+                # All who trained are refused: who did not still has what was agreed last.
+                clean = tuple(seat.slot for seat, _, mass in given if mass >= 0)[:1]
+                params = buffers = Mix(clean, (1.0,) * len(clean))
         return Assembly(
             number=number,
             contributors=tuple(seat for seat, _, _ in given),
@@ -276,7 +287,7 @@ class Reducer:
             params=params,
             buffers=buffers,
             steps=sum(steps for _, steps, _ in given),
-            mass=sum(mass for _, _, mass in given),
+            mass=sum(mass for _, _, mass in given if mass > 0),
         )
 
     def _has_arrived(self, base: int) -> bool:
@@ -337,6 +348,11 @@ class Reducer:
             self._worker.work(assembly, owner, targets)
             self._ring(roster)
         self._q[self._base + STATE] = LEAVING
+
+    @property
+    def last_rows(self) -> tuple[Row, ...]:
+        """Rows of the newest roster this rank was told of; none before the first."""
+        return tuple(seat.row for seat in self._roster.seats) if self._roster is not None else ()
 
     # ---- who lives, and how far they are -------------------------------------------------------
 

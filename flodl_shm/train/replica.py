@@ -3,7 +3,9 @@
 A contiguous float32 tensor on the CPU lives in the slot: its `data` is a view of it, so arriving
 and leaving cost nothing. Every other floating tensor (half and double precision, odd strides,
 another device) is converted on the way in and out, element by logical element. Integer and bool
-buffers and buffers left out of the state dict stay the rank's own. It knows nothing of rounds.
+buffers and buffers left out of the state dict stay the rank's own, and so do those that begin with
+NaN or infinity (a mask of -inf, an observer's first minimum): they have no mean. It knows nothing
+of rounds.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import torch
 from torch import nn
 
 from flodl_shm.errors import BadConfig, WeBroke
+from flodl_shm.train.finite import fault, is_finite
 from flodl_shm.wire.layout import Layout, TensorFact, plan_layout
 
 if TYPE_CHECKING:
@@ -86,6 +89,16 @@ class BoundTensor:
             place.tensor().data = self.home
         self.address = self.home.data_ptr()
 
+    @property
+    def seen(self) -> torch.Tensor:
+        """What enters the mean, where a look at it is cheapest: on a device, on that device.
+
+        Double precision has numbers that the slot has not.
+        """
+        tensor = self.places[0].tensor()
+        there = tensor.device.type != "cpu" and tensor.dtype != torch.float64
+        return tensor if there or not self.home.numel() else self.home
+
     def go_out(self) -> None:
         """Write the slot's value to tensors that live elsewhere."""
         if self.address < 0:
@@ -138,6 +151,7 @@ class Replica:
         self._model = model
         self._shape = _Shape(model)
         self._arena = 0  # address of the storage the slot lies in; 0: not bound
+        self._whole: torch.Tensor | None = None  # the slot, if all tensors are on the CPU
 
     @staticmethod
     def facts(model: nn.Module) -> list[TensorFact]:
@@ -159,6 +173,8 @@ class Replica:
         for index, bound in enumerate(self._tensors):
             bound.settle(slot, inside=index not in outside)
         self._arena = _storage(slot)
+        if all(bound.places[0].tensor().device.type == "cpu" for bound in self._tensors):
+            self._whole = slot[: self.layout.grid.floats]
 
     @torch.no_grad()
     def arrive(self) -> None:
@@ -185,6 +201,20 @@ class Replica:
                     hint="Add all parameters before the training; freeze those not needed yet.",
                 )
 
+    def broken(self) -> str:
+        """The first tensor that is not finite and what it is, in words; empty if there is none.
+
+        Call after `arrive`.
+        """
+        whole = self._whole  # in one pass; between the tensors anything may lie
+        if is_finite([whole] if whole is not None else [bound.seen for bound in self._tensors]):
+            return ""
+        for bound in self._tensors:
+            if not is_finite([bound.seen]):
+                kind = "parameter" if bound.entry.kind == "param" else "buffer"
+                return f"{kind} {bound.entry.name} is {fault(bound.seen)}"
+        return ""
+
     @torch.no_grad()
     def leave(self) -> None:
         """Hand the consensus in the slot to the tensors that live outside it."""
@@ -207,7 +237,7 @@ class Replica:
                 tensor.data = private[key]
         for bound in self._tensors:
             bound.home = torch.empty(0, device="cpu")
-        self._arena = 0
+        self._arena, self._whole = 0, None
 
     @torch.no_grad()
     def state(self) -> dict[str, torch.Tensor]:
@@ -271,7 +301,7 @@ def _places(model: nn.Module, kind: Kind) -> Iterator[Place]:
             name = f"{prefix}.{key}".lstrip(".")
             if tensor is None or (kind == "buffer" and key in module._non_persistent_buffers_set):
                 continue
-            if _is_averaged(tensor, name):
+            if _is_averaged(tensor, name) and (kind == "param" or is_finite([tensor])):
                 yield Place(table, key, name)
 
 

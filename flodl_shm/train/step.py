@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from flodl_shm.train.finite import mend
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -136,6 +138,10 @@ class Stepper:
         self._losses.add(loss)
         if self._leash is not None:
             self._leash.follow()
+
+    def mend(self) -> int:
+        """Forget what of the optimizer's state is not finite; of how many parameters it was."""
+        return mend(self._optimizer)
 
     def catch_up(self) -> None:
         """Wait until the device has done every step; on a CPU it always has."""

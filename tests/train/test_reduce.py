@@ -251,7 +251,7 @@ def test_pace_is_read_as_it_was_written(arena_of):
         (lambda r: r.complete(), "without arrive"),
         (lambda r: r.arrive(0, ALONE, steps=0, mass=0.0, picks=0), "cannot arrive in 0"),
         (lambda r: r.arrive(1, ALONE, steps=0, mass=math.nan, picks=0), "mass nan"),
-        (lambda r: r.arrive(1, ALONE, steps=0, mass=-1.0, picks=0), "mass -1.0"),
+        (lambda r: r.arrive(1, ALONE, steps=0, mass=-2.0, picks=0), "mass -2.0"),
         (lambda r: r.arrive(1, (Seat(0, 1, 0),), steps=0, mass=0.0, picks=0), "row 0 needs one"),
         (lambda r: r.arrive(1, ALONE * 2, steps=0, mass=0.0, picks=0), "row 0 needs one"),
         (lambda r: r.arrive(1, (Seat(0, 0, 1),), steps=0, mass=0.0, picks=0), "slot 1"),
