@@ -50,6 +50,10 @@ class PeersLost(FlodlError):
     exit_code = 4
 
 
+class LinkLost(PeersLost):
+    """A rank cannot talk with its launcher any more: it is lost, the others go on."""
+
+
 def of_exit_code(code: int, what: str) -> FlodlError:
     """The error of a run that ended so, for whoever has to raise it."""
     kinds = {kind.exit_code: kind for kind in (BadConfig, HostUnfit, PeersLost, RankFailed)}

@@ -25,7 +25,7 @@ from flodl_shm.errors import PeerBroke, PeersLost
 from flodl_shm.ids import Nanos, Rank, Round, Row
 from flodl_shm.proc import parcel
 from flodl_shm.proc.environment import rank_environment, threads_per_rank, usable_cores
-from flodl_shm.proc.error_file import read_error
+from flodl_shm.proc.error_file import LINK, read_error
 from flodl_shm.proc.fork_server import SpawnRequest
 from flodl_shm.proc.output import RankOutput
 from flodl_shm.shm.arena import Arena
@@ -65,6 +65,7 @@ class Member:
     backlog: deque[bytes] = field(default_factory=deque)  # orders its full ring did not take
     heard_at: Nanos = Nanos(0)
     gone: bool = False
+    is_broken: bool = False  # its rings cannot be trusted: it is killed and not listened to
     last_words: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_WORDS))
 
 
@@ -192,10 +193,13 @@ class Host:
 
     def flush(self, member: Member) -> None:
         """Send what waits. A full ring means a rank that does not read: its orders keep."""
-        while member.backlog and not member.gone:
+        while member.backlog and not member.gone and not member.is_broken:
             try:
                 member.writer.send(member.backlog[0], deadline_ns=0)
             except PeersLost:
+                return
+            except PeerBroke as broke:
+                self._cut_off(member, str(broke))
                 return
             member.backlog.popleft()
 
@@ -209,16 +213,24 @@ class Host:
 
     def _reports_of(self, member: Member, now: Nanos) -> list[Report]:
         came: list[Report] = []
+        if member.is_broken:
+            return came
         try:
             for body in member.reader.read_all():
                 member.heard_at = now
                 if isinstance(body, BadFrame):
-                    self.faults.append(body.sentence())
-                else:
-                    came.append(messages.decode_report(body))
+                    self._cut_off(member, body.sentence())
+                    break
+                came.append(messages.decode_report(body))
         except (PeerBroke, msgspec.MsgspecError) as error:
-            self.faults.append(f"rank {member.rank}: {error}")
+            self._cut_off(member, str(error))
         return came
+
+    def _cut_off(self, member: Member, why: str) -> None:
+        """Something has written over a rank's rings: what it did is not known any more."""
+        member.is_broken = True
+        self.faults.append(f"rank {member.rank} is killed: its rings are broken: {why}")
+        self.supervisor.kill(member.rank, f"its rings are broken: {why}")
 
     # ---- deaths -------------------------------------------------------------------------------
 
@@ -246,7 +258,8 @@ class Host:
             arrived, steps, picks = self.arena.last_arrival(member.row)
         code = child.status.code if child.status else None
         error = self._error_of(child)
-        if error is not None:
+        is_cut_off = error is not None and error.cause == LINK
+        if error is not None and not is_cut_off:
             self.errors.append(error)
         # Only what this package refuses has an exit code of ours; the script's sys.exit(3) is a
         # failure of the script.
@@ -255,7 +268,7 @@ class Host:
             rank=child.rank,
             row=child.row,
             cause=error.headline() if error else child.cause(),
-            user_error=bool(code) or error is not None,
+            user_error=not is_cut_off and (bool(code) or error is not None),
             exit_code=code if refused and code in EXIT_CODES else 1,
             arrived=Round(arrived),
             steps=steps,

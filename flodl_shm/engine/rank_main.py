@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, NoReturn
 from flodl_shm.engine import ticket as tickets
 from flodl_shm.engine.loader_death import note_dead_workers
 from flodl_shm.engine.script import as_the_script_sees_it, run_module, run_script
-from flodl_shm.errors import FlodlError
+from flodl_shm.errors import FlodlError, LinkLost
 from flodl_shm.proc import failpoints, stacks
-from flodl_shm.proc.error_file import write_error
+from flodl_shm.proc.error_file import LINK, write_error
 
 if TYPE_CHECKING:
     from flodl_shm.engine.rank_session import ShmSession
@@ -77,9 +77,14 @@ class RankEntry:
         except BaseException as error:
             # Not by way of stderr: the launcher shows the first cause last on the screen, and
             # what this rank says of it would stand there twice.
-            refused = isinstance(error, FlodlError)
-            _report(ticket, session, error, cause="refused" if refused else "exception")
+            _report(ticket, session, error, cause=_cause_of(error))
             _fail(error.exit_code if isinstance(error, FlodlError) else 1)
+
+
+def _cause_of(error: BaseException) -> str:
+    if isinstance(error, LinkLost):
+        return LINK
+    return "refused" if isinstance(error, FlodlError) else "exception"
 
 
 def _be(ticket: Ticket, session: ShmSession) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from flodl_shm.control import messages
 from flodl_shm.engine.saving import stem_of_run
 from flodl_shm.engine.ticket import ArenaShape
-from flodl_shm.errors import HostUnfit, PeersLost
+from flodl_shm.errors import HostUnfit, LinkLost, PeerBroke, PeersLost
 from flodl_shm.gpu.pinning import pin
 from flodl_shm.ids import Row
 from flodl_shm.proc import failpoints, parcel
@@ -59,11 +59,17 @@ class ShmLink:
         self._reader = Reader(block.down(row), peer="the launcher")
 
     def send(self, report: Report) -> None:
-        """Hand a report over. Raises PeersLost if the launcher does not read for a minute."""
+        """Hand a report over.
+
+        Raises PeersLost if the launcher does not read for a minute, LinkLost on a broken ring.
+        """
         self.recent.append(f"sent {type(report).__name__}")
         deadline = time.monotonic_ns() + SEND_LIMIT_NS
-        with self._lock:
-            self._writer.send(messages.encode(report), deadline_ns=deadline)
+        try:
+            with self._lock:
+                self._writer.send(messages.encode(report), deadline_ns=deadline)
+        except PeerBroke as broke:
+            raise LinkLost(f"a report was lost: {broke}") from None
 
     def receive(self, *, wait_for: str) -> Order:
         """The next order. Ends with one, or with the process when the launcher is gone."""
@@ -81,11 +87,14 @@ class ShmLink:
 
     def _take(self) -> Order | None:
         """The next order; None when only a part of a long one has come yet."""
-        body = self._reader.read()
+        try:
+            body = self._reader.read()
+        except PeerBroke as broke:
+            raise LinkLost(f"an order was lost: {broke}") from None
         if body is None:
             return None
         if isinstance(body, BadFrame):
-            raise PeersLost(f"an order was lost: {body.sentence()}")
+            raise LinkLost(f"an order was lost: {body.sentence()}")
         order = messages.decode_order(body)
         self.recent.append(f"got {type(order).__name__}")
         return order

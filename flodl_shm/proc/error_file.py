@@ -29,6 +29,8 @@ MESSAGE_CHARS: Final = 10_000
 TRACE_CHARS: Final = 200_000  # a recursion error's traceback is shortened by Python itself
 FILE_BYTES: Final = 16 * 1024 * 1024  # more than all limits here together
 
+LINK: Final = "link"  # the cause class of a rank that cannot talk with the launcher: no failure
+
 _OURS: Final = str(Path(__file__).resolve().parents[1])
 
 
