@@ -23,13 +23,14 @@ from flodl_shm.cli.run_options import LATER_VALUES, OPTIONS
 from flodl_shm.cli.strangers import strangers
 from flodl_shm.cli.values import (
     parse_batch_size,
+    parse_max_failures,
     parse_milliseconds,
     parse_ratios,
     parse_slow,
     parse_speed_hint,
     parse_whole,
 )
-from flodl_shm.control.options import Wishes
+from flodl_shm.control.options import Survival, Wishes
 from flodl_shm.engine.config import RunConfig
 from flodl_shm.engine.view import plainness
 from flodl_shm.errors import BadConfig
@@ -115,6 +116,12 @@ def settle(given: dict[str, Any], sources: dict[str, str]) -> RunConfig:
         keep=given["keep"],
         resume=given["resume"],
         callback_timeout_s=given["callback_timeout"],
+        survival=Survival(
+            max_failures=parse_max_failures(given["max_failures"]),
+            on_death=given["on_death"],
+            restarts=given["restarts"],
+            rejoin_optimizer=given["rejoin_optimizer"],
+        ),
         run_root=given["run_dir"],
         name=given["name"],
         progress=given["progress"],

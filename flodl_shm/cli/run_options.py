@@ -214,6 +214,38 @@ OPTIONS: tuple[RunOption, ...] = (
         help="A function of the script that lasts longer is abandoned. [default: 600]",
     ),
     working(
+        "--max-failures",
+        metavar="N|FRACTION",
+        section=FAULTS,
+        help="With more ranks missing, save and end with exit code 4. "
+        "[default: until none is left]",
+    ),
+    working(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        section=FAULTS,
+        help="Start a dead rank again, N times each; it goes on from the others' model. "
+        "[default: 0]",
+    ),
+    working(
+        "--rejoin-optimizer",
+        type=_choice("fresh", "peer"),
+        default="fresh",
+        section=FAULTS,
+        show_default=True,
+        help="What a rank that comes back has for an optimizer state: none, or another rank's.",
+    ),
+    working(
+        "--on-death",
+        type=_choice("continue", "abort"),
+        default="continue",
+        section=FAULTS,
+        show_default=True,
+        help="abort: save and end with exit code 4 at the first death.",
+    ),
+    working(
         "--dead-after",
         type=float,
         default=5.0,
@@ -295,10 +327,6 @@ OPTIONS: tuple[RunOption, ...] = (
     later("--guard", metavar="trend|msf|none", neutral="trend", does="Convergence guard."),
     later("--lr-control", metavar="on|off", neutral="off", does="Learning-rate meta-controller."),
     later("--arena-dtype", metavar="f32|bf16", neutral="f32", does="Of parameters in the arena."),
-    later("--max-failures", metavar="N|FRACTION", does="Deaths until the run gives up."),
-    later("--restarts", metavar="N", neutral="0", does="Returns of a dead rank."),
-    later("--rejoin-optimizer", metavar="fresh|peer", does="What a returning rank starts with."),
-    later("--on-death", metavar="continue|abort", neutral="continue", does="What a death means."),
     later("--trace", metavar="FILE", does="A trace of the run."),
     later("--serve", metavar="[HOST:]PORT", does="A page about the run."),
 )

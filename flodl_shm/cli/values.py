@@ -48,6 +48,21 @@ def parse_speed_hint(word: str) -> tuple[Rank, float]:
     return Rank(int(rank)), _float(times)
 
 
+def parse_max_failures(word: str | None) -> int | float | None:
+    """2 -> 2 ranks, 0.5 -> half of them."""
+    if word is None:
+        return None
+    word = word.strip()
+    if word.lstrip("+-").isdecimal():
+        return int(word)
+    if math.isnan(_float(word)):
+        raise BadConfig(
+            f"--max-failures {word!r} is neither a number of ranks nor a part of them",
+            hint="2 lets two ranks be missing, 0.5 half of them.",
+        )
+    return _float(word)
+
+
 def parse_whole(word: str, flag: str, hint: str = "") -> int:
     """A whole number."""
     try:

@@ -162,7 +162,7 @@ class Coordinator:
             case Ready() if self.phase == "forming" and self.ledger.is_unknown(
                 event.rank, event.row
             ):
-                self.ledger.admit(event.rank, event.row)  # it came back in the script's run before
+                self._admit(event.rank, event.row)  # it came back in the script's run before
                 self._absorb(event)
             case _ if not self.ledger.is_living(event.rank, event.row):
                 self._say("stale", f"{type(event).__name__} of rank {event.rank}, already lost")

@@ -208,7 +208,8 @@ class Returns:
 
     def admit(self, rank: Rank) -> None:
         """It is on a roster: from here on it is a rank like the others."""
-        self._outside.discard(self._coming.pop(rank).row)
+        if rank in self._coming:  # else it came back in a run before this one
+            self._outside.discard(self._coming.pop(rank).row)
 
     def refuse(self, comer: Comer, why: str) -> Iterator[Action]:
         """It cannot come back, now or later: what it built is something else."""

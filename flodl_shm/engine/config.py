@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flodl_shm.control import plan
-from flodl_shm.control.options import Wishes
+from flodl_shm.control.ledger import Ledger
+from flodl_shm.control.options import Survival, Wishes
 from flodl_shm.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 STARTS = ("fork", "spawn")
 PROGRESS_MODES = ("auto", "live", "line", "json", "none")
 SHOWN_RANKS = ("0", "all", "errors")
+MOST_RESTARTS = 1000  # of each rank; a slip of the keyboard is above
 MAX_RANKS = 256  # far above one host; a slip of the keyboard must not fork ten thousand processes
 SLOWEST = 1e6  # as a factor: a step of a millisecond takes a quarter of an hour
 LARGEST_SEED = 2**63 - 1  # torch.manual_seed takes no more
@@ -99,6 +101,7 @@ class RunConfig:
     keep: int | None = None  # newest checkpoints that stay; None: all
     resume: str | None = None  # "auto", a stem, or one checkpoint's directory
     callback_timeout_s: float = 600.0
+    survival: Survival = Survival()
     run_root: Path = Path("runs")
     name: str | None = None
     progress: str = "auto"
@@ -124,6 +127,7 @@ class RunConfig:
         self._check_workload_options()
         self._check_slow()
         self._check_limits()
+        self._check_survival()
         self._check_saves()
         self._check_view()
 
@@ -242,6 +246,32 @@ class RunConfig:
                 f"--name {self.name!r} cannot be part of a directory's name",
                 hint="Letters, digits, dots, dashes and underscores, at most 64.",
             )
+
+    def _check_survival(self) -> None:
+        survival, ranks = self.survival, self.ranks
+        restarts, most = survival.restarts, survival.max_failures
+        Ledger(ranks, max_failures=most)  # it knows what a limit can be
+        if survival.on_death not in ("continue", "abort"):
+            raise BadConfig(f"--on-death {survival.on_death}: known are continue, abort")
+        if survival.rejoin_optimizer not in ("fresh", "peer"):
+            raise BadConfig(f"--rejoin-optimizer {survival.rejoin_optimizer}: fresh or peer")
+        if isinstance(most, int) and most >= ranks:
+            raise BadConfig(
+                f"--max-failures {most} has no effect with {ranks} ranks",
+                hint="Without it a run goes on until none is left.",
+            )
+        if not 0 <= restarts <= MOST_RESTARTS:
+            raise BadConfig(f"--restarts {restarts}: from 0 to {MOST_RESTARTS}")
+        if restarts and ranks == 1:
+            raise BadConfig(
+                f"--restarts {restarts} has no effect with 1 rank",
+                hint="Who comes back takes the model from the others. Use --save and --resume.",
+            )
+        if survival.rejoin_optimizer == "peer" and not restarts:
+            raise BadConfig("--rejoin-optimizer peer has no effect without --restarts")
+        if survival.on_death == "abort" and (restarts or most is not None):
+            given = f"--restarts {restarts}" if restarts else f"--max-failures {most:g}"
+            raise BadConfig(f"{given} has no effect beside --on-death abort")
 
     def _check_saves(self) -> None:
         _seconds("callback_timeout", self.callback_timeout_s)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -89,13 +90,21 @@ class Host:
         self.record = run_dir  # of the run under way; a script's first is that of the processes
         self.dead: dict[Rank, Died] = {}  # what was told of every process that has ended
         self._settled: list[Child] = []
+        self._born: dict[Rank, int] = {}  # incarnations, from 0
+        self._last_lines: list[Printed] = []  # of incarnations whose place was taken
         self.errors: list[ErrorReport] = []  # of ranks that failed, in the order of their ends
         self.faults: list[str] = []  # what went wrong on a ring, in words, for the screen
 
     # ---- birth --------------------------------------------------------------------------------
 
     def spawn(self, rank: Rank, row: Row) -> None:
-        """Bring a rank into being. Raises PeersLost if the fork server does not answer."""
+        """Bring an incarnation of a rank into being; the one before is dead.
+
+        Raises PeersLost if the fork server does not answer, HostUnfit if it cannot fork.
+        """
+        if (before := self.members.get(rank)) is not None:
+            before.attach.close()
+            self._last_lines.extend(self._lines_of(before))
         ours, theirs = parcel.pair()
         place = self.run_dir.rank(rank)
         output = RankOutput(
@@ -123,7 +132,8 @@ class Host:
             attach=ours,
             output=output,
         )
-        self.run_dir.write_pid(rank, child.pid)
+        self._born[rank] = self._born.get(rank, -1) + 1
+        self.run_dir.write_pid(rank, child.pid, incarnation=self._born[rank])
 
     def _ticket(self, rank: Rank, row: Row) -> Ticket:
         config = self.config
@@ -143,10 +153,11 @@ class Host:
             error_file=str(self.run_dir.error_file(rank)),
             stderr_log=str(self.run_dir.rank(rank) / "stderr.log"),
             cwd=os.getcwd(),
-            free_run_s=config.free_run_s,
+            free_run_s=0.0 if row >= config.ranks else config.free_run_s,  # nobody waits for it
             earlier=config.earlier,
             state_file=str(self.run_dir.state),
             run_id=self.run_dir.run_id,
+            loans=str(self.run_dir.loans),
             save_stem=str(self.save_stem),
             callback_timeout_s=config.callback_timeout_s,
             stacks_file=str(self.run_dir.stacks_file(rank)),
@@ -276,6 +287,11 @@ class Host:
             last_sign_at=self.last_sign(member),
         )
 
+    def forgive(self, death: Died) -> None:
+        """The rank's failure ends nothing: another incarnation may come in its place."""
+        self.errors = [error for error in self.errors if error.row != death.row]
+        self.dead[death.rank] = msgspec.structs.replace(death, user_error=False)
+
     def quit(self, report: Quit) -> Died:
         """A rank's script has left its training: it takes part no more, though it lives on."""
         member = self.members[report.rank]
@@ -317,15 +333,16 @@ class Host:
 
     def output_lines(self) -> list[Printed]:
         """Lines ranks have printed since the last call, those the user wants to see."""
-        lines: list[Printed] = []
-        for member in self.members.values():
-            printed = member.output.read()
-            if member.gone:
-                printed += member.output.finish()
-            member.last_words.extend(line.text for line in printed if line.stream == "stderr")
-            lines.extend(line for line in printed if self._is_shown(member.rank, line))
-            self.faults.extend(member.output.take_warnings())
-        return lines
+        lines, self._last_lines = self._last_lines, []
+        return lines + [line for one in self.members.values() for line in self._lines_of(one)]
+
+    def _lines_of(self, member: Member) -> list[Printed]:
+        printed = member.output.read()
+        if member.gone:
+            printed += member.output.finish()
+        member.last_words.extend(line.text for line in printed if line.stream == "stderr")
+        self.faults.extend(member.output.take_warnings())
+        return [line for line in printed if self._is_shown(member.rank, line)]
 
     def _is_shown(self, rank: Rank, line: Printed) -> bool:
         wanted = self.config.show_ranks
@@ -378,5 +395,6 @@ class Host:
         for member in self.members.values():
             member.attach.close()
             member.output.finish()
+        shutil.rmtree(self.run_dir.loans, ignore_errors=True)
         if self.arena is not None:
             self.arena.close()

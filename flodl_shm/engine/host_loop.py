@@ -18,6 +18,7 @@ from flodl_shm.control.messages import (
     Attach,
     BuildArena,
     CallEpochFn,
+    Died,
     DropSave,
     End,
     EpochMetrics,
@@ -25,11 +26,13 @@ from flodl_shm.control.messages import (
     Finish,
     Grant,
     Kill,
+    Lend,
     Publish,
     Quit,
     Ready,
     Save,
     SaveRequest,
+    Spawn,
     Tick,
 )
 from flodl_shm.control.shutdown import StopLadder
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flodl_shm.control.coordinator import Coordinator
-    from flodl_shm.control.messages import Died, Event
+    from flodl_shm.control.messages import Event
     from flodl_shm.engine.host import Host
     from flodl_shm.engine.publisher import Publisher
     from flodl_shm.engine.recorder import Recorder
@@ -80,6 +83,7 @@ class HostLoop:
         self._watch = Watch(config.dead_after_s, config.stall_timeout_s, config.callback_timeout_s)
         self._stacks = StackView()
         self._grace_until: Nanos | None = None
+        self._unborn: list[Died] = []  # ranks that could not be started again
         self._tick_at = Nanos(0)
 
     def run(self, first: Sequence[Event] = ()) -> End:
@@ -113,11 +117,17 @@ class HostLoop:
             self._take(report, now)
         for death in self.host.deaths():
             self.recorder.exited(death)
-            if death.user_error:
+            if death.user_error and self.end is None and self.coordinator.forgives(death):
+                self.host.forgive(death)
+            elif death.user_error:
                 self.failed = self.failed or death
             self._die(death, now)
         for told in self.publisher.take():
             self._step(told, now)
+        while self._unborn:
+            self._step(self._unborn.pop(), now)
+        if (due := self.coordinator.next_at) is not None and now >= due:
+            self._step(Tick(), now)
         for fault in self.host.faults:
             self.recorder.say(fault)
         self.host.faults.clear()
@@ -138,6 +148,8 @@ class HostLoop:
         for fd in (self.host.block.wakeup.fd, self.signals.fd, *self.host.poll_fds()):
             poll.register(fd, select.POLLIN)
         left_ns = min(self._tick_at, self._watch.due) - time.monotonic_ns()
+        if (due := self.coordinator.next_at) is not None and self.end is None:
+            left_ns = min(left_ns, due - time.monotonic_ns())
         if self._stacks.is_open:
             left_ns = min(left_ns, ANSWER_NS)
         poll.poll(max(0, left_ns // 1_000_000 + 1))
@@ -233,6 +245,7 @@ class HostLoop:
                 | AdjustRate()
                 | Save()
                 | Evaluate()
+                | Lend()
                 | EpochMetrics()
                 | Finish()
             ):
@@ -243,10 +256,19 @@ class HostLoop:
                 self.publisher.drop(action)
             case Kill():
                 self.host.supervisor.kill(action.rank, action.reason)
+            case Spawn():
+                self._spawn(action)
             case End():
                 self.end = action
             case _:
                 pass  # said for the record
+
+    def _spawn(self, order: Spawn) -> None:
+        """Bring a rank back; where that cannot be, it has died at once."""
+        try:
+            self.host.spawn(order.rank, order.row)
+        except FlodlError as error:
+            self._unborn.append(Died(order.rank, order.row, f"not started: {error.what}"))
 
     def _fail(self, error: FlodlError, now: Nanos) -> None:
         self.end = End(status="failed", exit_code=error.exit_code, reason=error.sentence())

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from flodl_shm.control.messages import End
+from flodl_shm.control.rejoin import rows_for
 from flodl_shm.engine.ending import first_error, report_end
 from flodl_shm.engine.host import Host
 from flodl_shm.engine.rank_main import RankEntry, preload
@@ -83,7 +84,8 @@ def conduct(config: RunConfig, *, on_metrics: OnMetrics | None = None) -> Outcom
     signals = SignalPipe()
     lifeline = Lifeline()
     try:
-        block = ControlBlock(config.ranks, semaphores=config.start == "fork")
+        rows = rows_for(config.ranks, config.survival.restarts)
+        block = ControlBlock(rows, semaphores=config.start == "fork")
         # Forked before anything else is opened or started: ranks inherit what exists now.
         if config.start == "fork":
             entry = RankEntry(block, lifeline.read_fd)
@@ -93,7 +95,7 @@ def conduct(config: RunConfig, *, on_metrics: OnMetrics | None = None) -> Outcom
             server = ForkServer.start(fresh, preload=preload_nothing, lifeline=lifeline)
         try:
             open_recorder = partial(_recorder, config, on_metrics)
-            recorder = open_recorder(run_dir, started_at, begin.resume)
+            recorder = open_recorder(run_dir, started_at, 1, begin.resume)
             for name in swept:
                 recorder.say(f"removed {name}, left by a run that is gone")
             for sentence in begin.told:
@@ -180,6 +182,7 @@ def _recorder(
     on_metrics: OnMetrics | None,
     run_dir: RunDir,
     started_at: Nanos,
+    number: int,
     resume: Resume | None = None,
 ) -> Recorder:
     facts = TallyFacts(
@@ -199,7 +202,7 @@ def _recorder(
         at=started_at,
         versions=versions(),
         world_size=config.ranks,
-        flags=flags_of(config),
+        flags=flags_of(config, number),
         resume=resume,
     )
     told = SettingsFile(run_dir, config, started=wall, warn=progress.say)

@@ -20,7 +20,6 @@ from flodl_shm.engine.saving import stem_of_run
 from flodl_shm.engine.ticket import ArenaShape
 from flodl_shm.errors import HostUnfit, LinkLost, PeerBroke, PeersLost
 from flodl_shm.gpu.pinning import pin
-from flodl_shm.ids import Row
 from flodl_shm.proc import failpoints, parcel
 from flodl_shm.shm.arena import Arena
 from flodl_shm.shm.frame import BadFrame
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
     from flodl_shm.control.messages import Attach, Order, Report
     from flodl_shm.engine.ticket import Ticket
-    from flodl_shm.ids import Rank
+    from flodl_shm.ids import Rank, Row
     from flodl_shm.shm.control_block import ControlBlock
 
 SEND_LIMIT_NS = 60_000_000_000  # the launcher reads within milliseconds, or it is stopped
@@ -112,6 +111,7 @@ class ShmSession:
         self.free_run_s = ticket.free_run_s
         self.slow = tuple(SlowDown(factor, epoch) for factor, epoch in ticket.slow)
         self.run_id = ticket.run_id
+        self.loans = ticket.loans
         self.callback_timeout_s = ticket.callback_timeout_s
         self.link = ShmLink(block, ticket.row)
         self._stem = ticket.save_stem
@@ -119,6 +119,7 @@ class ShmSession:
         self._block = block
         self._socket = attach_socket
         self._arena: Arena | None = None
+        self._reducer: Reducer | None = None
         self._unpin: Callable[[], None] | None = None
 
     def attach(self, order: Attach) -> tuple[Reducer, Tensor]:
@@ -136,7 +137,7 @@ class ShmSession:
         segment = Segment.adopt(descriptor, arena_map.size)
         segment.prefault()
         arena = Arena(segment, arena_map, self._block.bells)
-        self._arena = arena
+        self._arena, self._reducer = arena, None
         if self.device.startswith("cuda"):
             self._pin(arena)
         hook = None
@@ -145,6 +146,7 @@ class ShmSession:
             hook = failpoints.hit_in_reduce
         reducer = Reducer(arena, seat_row=self.row, slot=order.slot, hook=hook)
         reducer.prepare(order.seats)
+        self._reducer = reducer
         return reducer, arena.slot(order.slot)
 
     def note_errand(self, since: int) -> None:
@@ -161,8 +163,10 @@ class ShmSession:
 
         Without an arena, of a run that was stopped before there was one, every rank passes.
         """
-        arena = self._arena
-        return arena is None or all(arena.is_gone(Row(row)) for row in range(self.row))
+        arena, reducer = self._arena, self._reducer
+        if arena is None or reducer is None:
+            return True
+        return all(arena.is_gone(row) for row in reducer.last_rows if row < self.row)
 
     def _leave_arena(self) -> None:
         """Give back that of the run before: its replica has moved out."""

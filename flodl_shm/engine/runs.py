@@ -18,7 +18,7 @@ from flodl_shm.engine.ending import report_end
 from flodl_shm.engine.host_loop import HostLoop
 from flodl_shm.engine.publisher import Publisher
 from flodl_shm.engine.saving import flags_of, stem_of_run
-from flodl_shm.ids import Nanos, Round
+from flodl_shm.ids import Nanos, Round, Row
 from flodl_shm.train.checkpoint.room import check_writable
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Runs:
         signals: SignalPipe,
         *,
         first: Recorder,
-        open_recorder: Callable[[RunDir, Nanos], Recorder],
+        open_recorder: Callable[[RunDir, Nanos, int], Recorder],
         resume: Resume | None = None,
     ) -> None:
         self.recorder = first
@@ -66,7 +66,7 @@ class Runs:
         """One run, from its coordinator to the last checkpoint on disk."""
         host, config = self._host, self._host.config
         resume = self._resume if self._number == 1 else None
-        coordinator = Coordinator(flags_of(config), config.ranks, resume=resume)
+        coordinator = Coordinator(flags_of(config, self._number), config.ranks, resume=resume)
         stem = Path(stem_of_run(str(host.save_stem), self._number))
         check_writable(stem)
         publisher = Publisher(stem, host.run_dir.run_id, config.keep, host.block.wakeup.notify)
@@ -84,10 +84,15 @@ class Runs:
         report_end(host, self.recorder, end, last=False)
         self._number += 1
         host.begin_again(self._number)
-        self.recorder = self._open_recorder(host.record, Nanos(time.monotonic_ns()))
+        self.recorder = self._open_recorder(host.record, Nanos(time.monotonic_ns()), self._number)
         return [*map(_before_it, host.dead.values()), *self.loop.wanted]
 
 
 def _before_it(death: Died) -> Died:
-    """A death as the next run sees it: it has delivered nothing there, and was never alive."""
-    return msgspec.structs.replace(death, arrived=Round(0), steps=0, picks=0, last_sign_at=Nanos(0))
+    """A death as the next run sees it: it has delivered nothing there, and was never alive.
+
+    Whoever came back in a run before says so by being ready in another row than its first.
+    """
+    return msgspec.structs.replace(
+        death, row=Row(death.rank), arrived=Round(0), steps=0, picks=0, last_sign_at=Nanos(0)
+    )

@@ -39,14 +39,20 @@ def stem_of_run(stem: str, number: int) -> str:
     return stem if number == 1 else f"{stem}.run-{number}"
 
 
-def flags_of(config: RunConfig) -> Wishes:
-    """What is settled outside of the script, as the coordinator and the journal know it."""
+def flags_of(config: RunConfig, number: int = 1) -> Wishes:
+    """What is settled outside of the script, as the coordinator and the journal know it.
+
+    In a script's second run and later ones no rank comes back: a new process begins with the first.
+    """
+    restarts = config.survival.restarts if number == 1 else 0
+    survival = msgspec.structs.replace(config.survival, restarts=restarts, grace_s=config.grace_s)
     return msgspec.structs.replace(
         config.wishes,
         can_save=True,
         save_at_end=True if config.save is not None else None,
         metrics_on_rank=config.earlier is None,
         callback_timeout_s=config.callback_timeout_s,
+        survival=survival,
     )
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SCRIPT_OR_DEFAULT = "script or default"
 # Settled by the launcher itself, or said under a name of their own.
-NO_OPTIONS = ("can_save", "save_at_end", "metrics_on_rank", "callback_timeout_s")
+NO_OPTIONS = ("can_save", "save_at_end", "metrics_on_rank", "callback_timeout_s", "survival")
 
 
 def settings(
@@ -106,6 +106,10 @@ def _outside_the_plan(config: RunConfig) -> dict[str, object]:
         "dead-after": config.dead_after_s,
         "stall-timeout": config.stall_timeout_s,
         "grace": config.grace_s,
+        "max-failures": config.survival.max_failures,
+        "restarts": config.survival.restarts,
+        "rejoin-optimizer": config.survival.rejoin_optimizer,
+        "on-death": config.survival.on_death,
         "save": str(config.save) if config.save else None,
         "keep": config.keep,
         "resume": config.resume,

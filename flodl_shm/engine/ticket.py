@@ -41,6 +41,7 @@ class Ticket(msgspec.Struct, frozen=True):
     earlier: tuple[Earlier, ...] | None = None  # see RunConfig
     state_file: str = ""  # where one rank then writes what it has trained
     run_id: str = ""
+    loans: str = ""  # folder of what ranks write for those that come back
     save_stem: str = ""  # of the checkpoints of the script's first run, absolute
     callback_timeout_s: float = 600.0
     stacks_file: str = ""  # where it answers when it is asked for its stacks

@@ -21,6 +21,7 @@ from flodl_shm.control.messages import (
     Evaluated,
     Note,
     Published,
+    Rejoined,
     Resumed,
 )
 from flodl_shm.obs.metrics import epoch_figures
@@ -112,6 +113,14 @@ class Progress:
                 self._moment(message.text, "resumed", folder=message.folder, text=message.text)
             case Published() if message.folder and not self._view.quiet:
                 self._moment(f"saved {message.folder}", "saved", folder=message.folder)
+            case Rejoined() if not self._view.quiet:
+                self._moment(
+                    message.text,
+                    "rejoin",
+                    rank=message.rank,
+                    incarnation=message.incarnation,
+                    text=message.text,
+                )
             case Died() if self._view.mode == "json":
                 self._object("death", rank=message.rank, cause=message.cause)
             case Evaluated() if message.value is not None and not self._view.quiet:

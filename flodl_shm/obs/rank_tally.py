@@ -144,7 +144,8 @@ class RankTally:
             return gone_at
         # Arrived in a round it never left: its window is in the consensus, nothing is lost.
         if self.first_step_at is not None and death.arrived <= self.last_left_round:
-            since = max(self.first_step_at, self.last_left_at)
+            back_at = (self.away[-1][1] if self.away else None) or Nanos(0)
+            since = max(self.first_step_at, self.last_left_at, back_at)
             self.lost_ns += max(0, gone_at - since)
         self.away.append((gone_at, None))
         return gone_at

@@ -103,6 +103,11 @@ class RunDir:
         """What was trained, where a script under plain python has launched the run."""
         return self.path / "state.safetensors"
 
+    @property
+    def loans(self) -> Path:
+        """What ranks write for those that come back; there only while some are on their way."""
+        return self.path / "loans"
+
     def of_run(self, number: int) -> RunDir:
         """Files of a script's second run and later ones; ranks and their output stay here.
 

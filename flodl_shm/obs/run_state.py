@@ -23,6 +23,7 @@ from flodl_shm.control.messages import (
     Evaluated,
     Finished,
     Ready,
+    Rejoined,
 )
 from flodl_shm.errors import BadConfig
 from flodl_shm.obs import journal
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from flodl_shm.ids import Nanos, Rank
 
 TELLING: Final = (
-    Attached, BuildArena, Committed, Died, End, EpochClosed, Evaluated, Finished, Ready,
+    Attached, BuildArena, Committed, Died, End, EpochClosed, Evaluated, Finished, Ready, Rejoined,
 )  # fmt: skip
 TAIL_BYTES: Final = 256 * 1024  # holds the last line, with 256 ranks too
 

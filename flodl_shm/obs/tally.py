@@ -22,6 +22,7 @@ from flodl_shm.control.messages import (
     Left,
     Order,
     Ready,
+    Rejoined,
     Report,
     Resumed,
 )
@@ -107,6 +108,8 @@ class Tally:
         match message:
             case Ready() | Attached():
                 self._appear(message, now)
+            case Rejoined():
+                self._return(message, now)
             case Arrived():
                 called_ns = self.ranks[message.rank].arrive(message)
                 longest = max(self._callbacks_ns.get(message.round, 0), called_ns)
@@ -142,12 +145,14 @@ class Tally:
 
     def _appear(self, report: Ready | Attached, now: Nanos) -> None:
         rank = self.ranks[report.rank]
-        returns = rank.is_dead and report.row not in rank.rows
-        rank.appear(report.row, now)
+        if not rank.is_dead:  # else it is on its way back, and counts from its return on
+            rank.appear(report.row, now)
         if isinstance(report, Ready):
             rank.device = report.device
-        if returns:
-            self.rejoins.append(Rejoin(report.rank, rank.incarnation, now))
+
+    def _return(self, back: Rejoined, now: Nanos) -> None:
+        self.ranks[back.rank].appear(back.row, now)
+        self.rejoins.append(Rejoin(back.rank, back.incarnation, now))
 
     def _commit(self, commit: Committed, now: Nanos) -> None:
         self.last_commit = commit

@@ -6,6 +6,7 @@ copies. What is done with it is not known here.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ from flodl_shm.control.plan import DEFAULTS
 from flodl_shm.errors import BadConfig, WeBroke
 from flodl_shm.proc import failpoints
 from flodl_shm.train import free_run
-from flodl_shm.train.checkpoint.restore import restore
+from flodl_shm.train.checkpoint.names import loan_folder
+from flodl_shm.train.checkpoint.restore import borrow, restore
 from flodl_shm.train.data.permutation import permutation
 from flodl_shm.train.data.picks import PickSource
 from flodl_shm.train.lone_meeting import LoneMeeting
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
     from flodl_shm.control.messages import Attach
     from flodl_shm.control.options import Settled
+    from flodl_shm.ids import Rank
     from flodl_shm.train.data.source import Source
     from flodl_shm.train.job import Job
     from flodl_shm.train.session import Meeting, Session
@@ -125,16 +128,26 @@ class Assembly:
         order = permutation(plan.picks, seed=plan.seed, epoch=0)
         return free_run.free_picks_per_s(runner, order, self.session.free_run_s)
 
-    def restore(
+    def take_up(
         self, order: Attach, model: nn.Module, optimizer: Optimizer, rate: LearningRate
     ) -> None:
-        """Take model, optimizer, random and scheduler state from the order's checkpoint.
+        """Begin where the order says: afresh, from a checkpoint, or amidst the others.
 
-        Raises BadConfig when they do not fit.
+        Raises BadConfig for a checkpoint that does not fit.
         """
+        # What the rank drew before a checkpoint, or its death, it shall not draw again after it.
+        drawn = SEED_STRIDE * order.global_step
+        seed_everything((self.plan.seed + self.session.rank + drawn) % 2**63)
+        if order.checkpoint:
+            self._restore(order, model, optimizer, rate)
+        if order.loan_of is not None:
+            self._borrow(order.loan_of, model, optimizer, rate)
+
+    def _restore(
+        self, order: Attach, model: nn.Module, optimizer: Optimizer, rate: LearningRate
+    ) -> None:
+        """Take model, optimizer, random and scheduler state from the order's checkpoint."""
         rank = self.session.rank
-        # What a rank drew before the checkpoint it shall not draw again after it.
-        seed_everything((self.plan.seed + rank + SEED_STRIDE * order.global_step) % 2**63)
         found = restore(
             Path(order.checkpoint),
             model=model,
@@ -146,6 +159,22 @@ class Assembly:
         rate.resume(found.scheduler)
         for note in found.notes:
             print(f"resume: {note}", file=sys.stderr)
+
+    def _borrow(
+        self, lender: Rank, model: nn.Module, optimizer: Optimizer, rate: LearningRate
+    ) -> None:
+        """Take the optimizer and scheduler state that another rank has written for this one."""
+        folder = loan_folder(self.session.loans, self.session.row)
+        try:
+            found = borrow(folder, model=model, optimizer=optimizer, lender=lender)
+        except BadConfig as error:
+            print(f"rejoin: a fresh optimizer, since {error}", file=sys.stderr)
+            return
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        rate.resume(found.scheduler)
+        for note in found.notes:
+            print(f"rejoin: {note}", file=sys.stderr)
 
     def _pacer(self, job: Job) -> Pacer:
         session, step_ms = self.session, job.step_ms

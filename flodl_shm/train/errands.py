@@ -18,11 +18,14 @@ from flodl_shm.control.messages import (
     EpochMetrics,
     Evaluate,
     Evaluated,
+    Lend,
+    Lent,
     PartSaved,
     Save,
 )
+from flodl_shm.ids import Round
 from flodl_shm.train.callbacks import Callbacks, EpochHandle
-from flodl_shm.train.checkpoint.names import work_folder
+from flodl_shm.train.checkpoint.names import loan_folder, work_folder
 from flodl_shm.train.checkpoint.saver import Saver
 
 if TYPE_CHECKING:
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from flodl_shm.train.lr import LearningRate
     from flodl_shm.train.session import Session
 
-Errand = CallEpochFn | AdjustRate | Save | Evaluate | EpochMetrics
+Errand = CallEpochFn | AdjustRate | Save | Evaluate | Lend | EpochMetrics
 
 
 class Errands:
@@ -82,6 +85,8 @@ class Errands:
                 self._save(order)
             case Evaluate():
                 self._evaluate(order)
+            case Lend():
+                self._lend(order)
             case EpochMetrics():
                 if order.calls:
                     ran = self._callbacks.metrics(order, self._facts.model)
@@ -141,6 +146,22 @@ class Errands:
         if order.has_model and "checkpoint" in self.has:
             ran = self._callbacks.checkpoint(order.after, model)
             self._report("checkpoint", order.epoch, ran)
+
+    def _lend(self, order: Lend) -> None:
+        """Copy the optimizer's state now; a thread writes it for the rank that comes back."""
+        session = self._session
+        folder = loan_folder(session.loans, order.row)
+
+        def tell(part: PartSaved) -> None:
+            session.link.send(Lent(session.rank, session.row, order.row, part.error))
+
+        Saver(lambda save: folder, session.rank, tell, self._clock).save(
+            Save(session.rank, 0, Round(0), 0, has_model=False),
+            model=self._facts.model,
+            optimizer=self._optimizer,
+            scheduler_state=self._rate.state(),
+            row=session.row,
+        )
 
     def _make_saver(self) -> Saver:
         session = self._session

@@ -236,10 +236,8 @@ class GpuWorker:
         parts = Assembly(session, plan, self._source, self._device, self._clock, self._sleep)
         self.runner = parts.runner(self._job, self._model, optimizer, self._meeting)
         rate = parts.free_picks_per_s(self._job) if session.free_run_s > 0 else 0.0
-        seed_everything(plan.seed + session.rank)
         self._errands.equip(self, optimizer, self.runner.rate)
-        if order.checkpoint:
-            parts.restore(order, self._model, optimizer, self.runner.rate)
+        parts.take_up(order, self._model, optimizer, self.runner.rate)
         scalars.start()
         self._is_noting = True
         session.link.send(Attached(rank=session.rank, row=session.row, free_picks_per_s=rate))
@@ -262,6 +260,8 @@ class GpuWorker:
 
     def _open(self, grant: Grant) -> bool:
         plan, runner = self._plan, self.runner
+        if grant.global_step is not None:
+            self._global_step = grant.global_step
         order = permutation(plan.picks, seed=plan.seed, epoch=grant.epoch)
         runner.source.epoch = self._epoch = grant.epoch
         queue = PickQueue(grant.spans, order, skip=self._consumed - grant.after)

@@ -276,8 +276,9 @@ class Reducer:
             params = Mix(tuple(s for s, _ in heavy), tuple(mass for _, mass in heavy))
             movers = tuple(seat.slot for seat, steps, _ in given if steps > 0)
             buffers = Mix(movers, (1.0,) * len(movers))
-            if not movers and any(mass < 0 for _, _, mass in given):
-                # All who trained are refused: who did not still has what was agreed last.
+            lacks = any(mass < 0 for _, _, mass in given) or any(s.joiner for s, _ in here)
+            if not movers and lacks:
+                # Who is refused or joins has nothing: who did not move has what was agreed last.
                 clean = tuple(seat.slot for seat, _, mass in given if mass >= 0)[:1]
                 params = buffers = Mix(clean, (1.0,) * len(clean))
         return Assembly(

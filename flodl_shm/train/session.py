@@ -108,6 +108,10 @@ class Session(Protocol):
         """Path prefix of checkpoint folders; empty: nothing can be saved here."""
 
     @property
+    def loans(self) -> str:
+        """Folder of what ranks write for those that come back; empty: nobody comes back."""
+
+    @property
     def link(self) -> Link: ...
 
     def note_errand(self, since: int) -> None:

@@ -117,6 +117,7 @@ class LoneSession:
     callback_timeout_s = 600.0
     run_id = ""
     save_stem = ""
+    loans = ""
 
     def __init__(self, device: str) -> None:
         self.device = device

@@ -26,12 +26,13 @@ WORKING = {
     "--json", "--quiet", "--verbose", "--augment", "--max-batch-diff", "--speed-hint",
     "--partition-ratios", "--eval-every", "--module", "--config", "--start", "--save",
     "--save-every", "--keep", "--resume", "--callback-timeout", "--epoch-callback-rank",
+    "--max-failures", "--restarts", "--rejoin-optimizer", "--on-death",
 }  # fmt: skip
 DECLARED = {
     "--lr-scale", "--max-overshoot",
     "--async-apply", "--easgd-alpha", "--outer", "--guard",
     "--lr-control", "--arena-dtype",
-    "--max-failures", "--restarts", "--rejoin-optimizer", "--on-death", "--trace", "--serve",
+    "--trace", "--serve",
 }  # fmt: skip
 
 

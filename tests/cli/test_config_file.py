@@ -61,7 +61,9 @@ name = "trial"
 show-ranks = "all"
 verbose = 2
 json = true
-restarts = "0"
+restarts = 2
+max-failures = 1
+on-death = "continue"
 """
 
 

@@ -130,7 +130,7 @@ def test_what_cannot_launch_says_so(monkeypatch):
         ("FLODL_RANKS", "many", "--ranks 'many' is no whole number"),
         ("FLODL_RANKS", "0", "between 1 and 256"),
         ("FLODL_CONFIG", "nowhere.toml", "cannot be read"),
-        ("FLODL_RESTARTS", "1", "is not available in this version"),
+        ("FLODL_TRACE", "f", "is not available in this version"),
     ],
 )
 def test_what_cannot_be_is_refused(monkeypatch, name, value, sentence):

@@ -13,6 +13,7 @@ import pytest
 
 from flodl_shm.cli.main import main, main_run
 from flodl_shm.cli.run import run, settle
+from flodl_shm.control.options import Survival
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +79,8 @@ def test_every_setting_reaches_its_field(launched):
         --max-grad-norm 1.5 --anchor 4 --max-anchor 40 --overhead-target 0.1 --gamma 0.5
         --dead-after 2 --stall-timeout 60 --grace 7 --run-dir elsewhere --name trial --start spawn
         --save kept/model --save-every 2 --keep 3 --resume auto --epoch-callback-rank 1
-        --callback-timeout 90 --progress line --show-ranks all --summary out.json -vv"""
+        --callback-timeout 90 --max-failures 0.5 --restarts 3 --rejoin-optimizer peer
+        --progress line --show-ranks all --summary out.json -vv"""
     assert main_run(words.split()) == 0
     config = launched.config
     assert msgspec.to_builtins(config.wishes) == {
@@ -101,6 +103,7 @@ def test_every_setting_reaches_its_field(launched):
     }
     assert (config.save, config.keep, config.resume) == (Path("kept/model"), 3, "auto")
     assert config.callback_timeout_s == 90
+    assert config.survival == Survival(0.5, "continue", 3, "peer")
     assert [str(one) for one in config.slow] == ["1:2.5", "0:3@1"]
     assert config.workload_options == {"step_ms": (20.0, 40.5), "picks": 90}
     assert (config.dead_after_s, config.stall_timeout_s, config.grace_s) == (2, 60, 7)
@@ -216,6 +219,18 @@ def test_the_exit_code_is_the_launchers(launched, code):
         ("--callback-timeout nan", "--callback-timeout nan: must be more than 0 seconds"),
         ("--callback-timeout 1e300", "--callback-timeout 1e+300: 1e+09 seconds at most"),
         ("--ranks 3 --epoch-callback-rank 5", "names rank 5 of 3 ranks"),
+        ("--max-failures 2", "--max-failures 2 has no effect with 2 ranks"),
+        ("--max-failures 1.5", "max failures is 1.5 of the ranks"),
+        ("--max-failures 0.0", "max failures is 0 of the ranks"),
+        ("--max-failures=-1", "max failures is -1, below 0"),
+        ("--max-failures few", "--max-failures 'few' is neither a number of ranks nor a part"),
+        ("--restarts -1", "--restarts -1: from 0 to 1000"),
+        ("--restarts 1001", "--restarts 1001: from 0 to 1000"),
+        ("--restarts 1 --ranks 1", "--restarts 1 has no effect with 1 rank"),
+        ("--rejoin-optimizer peer", "--rejoin-optimizer peer has no effect without --restarts"),
+        ("--on-death abort --restarts 1", "--restarts 1 has no effect beside --on-death abort"),
+        ("--on-death abort --max-failures 1", "--max-failures 1 has no effect beside"),
+        ("--on-death whatever", "'whatever' is not one of"),
         ("--epoch-callback-rank slowest", "epoch_callback_rank is 'slowest'"),
     ],
 )
@@ -235,7 +250,7 @@ def test_what_cannot_be_is_one_sentence_and_exit_2(launched, capsys, words, sent
     |--lr-scale 2|--max-overshoot 3
     |--async-apply delta|--easgd-alpha 0.5|--outer slowmo
     |--guard msf|--lr-control on|--arena-dtype bf16
-    |--max-failures 1|--restarts 1|--rejoin-optimizer peer|--on-death abort|--trace f|--serve 8080
+    |--trace f|--serve 8080
     |--devices GPU-3f1c""".replace("\n", "").split("|"),
 )
 def test_what_is_not_built_is_refused(launched, capsys, words):
@@ -247,14 +262,14 @@ def test_what_is_not_built_is_refused(launched, capsys, words):
 
 
 def test_what_is_not_built_is_refused_from_the_environment_too(launched, monkeypatch, capsys):
-    monkeypatch.setenv("FLODL_RESTARTS", "1")
+    monkeypatch.setenv("FLODL_TRACE", "f")
     assert main_run([]) == 2
-    assert "--restarts 1 is not available" in capsys.readouterr().err
+    assert "--trace f is not available" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "words",
-    ["--outer none", "--arena-dtype f32", "--restarts 0", "--on-death continue"],
+    ["--outer none", "--arena-dtype f32", "--restarts 0", "--on-death continue", "--guard trend"],
 )
 def test_a_value_that_asks_for_nothing_is_fine(launched, words):
     assert main_run(words.split()) == 0

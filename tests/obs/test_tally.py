@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flodl_shm.control.messages import Attached, CallbackRan, Evaluated
-from flodl_shm.ids import Rank, Row
+from flodl_shm.control.messages import Attached, CallbackRan, Evaluated, Rejoined
+from flodl_shm.ids import Rank, Round, Row
 
 SMALL = st.integers(0, 5)
 WINDOW = st.tuples(st.integers(1, 9), st.integers(1, 9), SMALL, SMALL, SMALL)
@@ -143,6 +143,8 @@ def test_a_rank_that_returns_is_a_rejoin_with_the_next_incarnation(feed):
     feed.kill(1, arrived=2, last_sign_ms_ago=0)
     feed.now += 30_000_000
     feed.say(Attached(Rank(1), Row(2)))
+    assert feed.tally.survivors == [0]
+    feed.say(Rejoined(Rank(1), Row(2), 1, Round(3), "rank 1 is back"))
     feed.window({0: 1, 1: 1}, {0: 10, 1: 10})
     (back,) = feed.tally.rejoins
     assert (back.rank, back.incarnation) == (1, 1)

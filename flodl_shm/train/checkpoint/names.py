@@ -7,10 +7,8 @@ touches no disk.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Final
 
 MODEL: Final = "model.safetensors"
 META: Final = "meta.json"
@@ -43,6 +41,11 @@ def work_folder(stem: Path, run_id: str, save: int) -> Path:
     A run id of several path components (a script's second run) becomes one.
     """
     return stem.with_name(f"{stem.name}.{_plain(run_id)}.{save}{WORK}")
+
+
+def loan_folder(loans: str, row: int) -> Path:
+    """Where the optimizer state lies that another rank has written for the one in `row`."""
+    return Path(loans) / f"row{row}"
 
 
 def owner_file(stem: Path, run_id: str) -> Path:

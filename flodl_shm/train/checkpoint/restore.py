@@ -81,6 +81,20 @@ def restore(
     return Restored(rng=has_rng, scheduler=saved["scheduler"], notes=tuple(notes))
 
 
+def borrow(folder: Path, *, model: nn.Module, optimizer: Optimizer, lender: Rank) -> Restored:
+    """Load the own state of another rank that is training: all but what it draws at random.
+
+    Raises BadConfig naming the first difference; nothing is changed then, but for a damaged file.
+    """
+    saved = _read_own(folder, lender)
+    if saved is None:
+        raise BadConfig(f"there is no {optimizer_json(lender)} in {folder}")
+    _check_optimizer(saved, optimizer, model, folder)
+    _load_optimizer(optimizer, saved["optimizer"], folder)
+    notes = _load_local(model, saved)
+    return Restored(rng=False, scheduler=saved["scheduler"], notes=tuple(notes))
+
+
 def _match_model(file: TensorFile, model: nn.Module, folder: Path) -> list[tuple[Tensor, str]]:
     """(tensor of the model, its name in the file) for each; raises BadConfig on a difference."""
     tensors, ties = once(model)
