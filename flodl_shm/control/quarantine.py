@@ -101,7 +101,9 @@ class Quarantine:
 
     def _history(self, report: Arrived) -> str:
         since = self._since.get(report.row)
-        losses = "its losses were finite" if since is None else f"loss not finite since {since}"
+        losses = (
+            "its losses were finite" if since is None else f"loss not finite since round {since}"
+        )
         return f"rank {report.rank}: {_fault(report)}, {losses}"
 
     def _way_back(self) -> str:

@@ -74,7 +74,9 @@ class Actor:
     # ---- dying ------------------------------------------------------------------------------
 
     def _enter(self, state: str) -> bool:
-        """Be in `state` from now on; False if the rank dies there."""
+        """Be in `state` from now on; False if the rank dies there, or was killed before."""
+        if self.state == "dead":
+            return False
         self.state = state
         return not self.dies_at(state)
 
@@ -87,6 +89,12 @@ class Actor:
         self.state = "dead"
         self.world.die(self.rank)
         return True
+
+    def kill(self) -> None:
+        """Die now, whatever is under way."""
+        if self.state != "dead":
+            self.state = "dead"
+            self.world.die(self.rank)
 
     def inside(self, number: Round) -> bool:
         """True while the rank lives and waits for this round to close."""
@@ -222,6 +230,8 @@ class Actor:
         return AnchorView(alive, done, cells.last if same else self._began, cells.pace_ns)
 
     def _batch_done(self, took: int) -> None:
+        if self.state == "dead":
+            return
         batch = [self._queue.popleft() for _ in range(min(self._size, len(self._queue)))]
         self._taken.extend(batch)
         self._times.append(took)
@@ -240,8 +250,10 @@ class Actor:
         if not self._enter("before arrival"):
             return
         self.state = "published"  # readable by others before the rank can die there
-        steps, times = len(self._times), self._times
-        brought = Contribution(grant.epoch, tuple(self._taken), steps)
+        batches, times = len(self._times), self._times
+        refused = bool(batches) and self.world.rng.random() < self.world.rig.errands.refuses
+        steps = 0 if refused else batches
+        brought = Contribution(grant.epoch, tuple(self._taken), steps, refused)
         self.world.publish(self.rank, grant, brought, self._consumed)
         if not self._enter("published"):
             return
@@ -250,13 +262,14 @@ class Actor:
             row=self.row,
             round=grant.round,
             steps=steps,
-            batches=steps,
+            batches=batches,
             picks=self._consumed,
             first_ns=times[0] if times else 0,
             rest_ns=sum(times[1:]),
             busy_ns=sum(times),
             loss_sum=float(steps),
             loss_count=steps,
+            refused=refused,
         )
         self.world.report(self.rank, report)
         if self._enter("arrived"):
@@ -271,7 +284,7 @@ class Actor:
         if not self._enter("left"):
             return
         reduce_ns = int(self.world.rig.reduce_ms * MS)
-        report = Left(self.rank, self.row, number, contributors, reduce_ns=reduce_ns)
+        report = Left(self.rank, self.row, number, contributors, reduce_ns=reduce_ns, digest=number)
         self.world.report(self.rank, report)
         self._began = self.world.now
         self.holds = number

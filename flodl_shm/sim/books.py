@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from flodl_shm.control.checkpoint_meta import CheckpointMeta
-    from flodl_shm.control.messages import Committed, EpochClosed
+    from flodl_shm.control.messages import Committed, End, EpochClosed
     from flodl_shm.control.options import Settled
     from flodl_shm.ids import Rank, Round
 
@@ -31,7 +31,8 @@ class Contribution:
 
     epoch: int
     picks: tuple[int, ...]
-    steps: int
+    steps: int  # 0 if it is refused: its picks count as done all the same
+    refused: bool = False
 
 
 @dataclass(slots=True)
@@ -78,6 +79,14 @@ class Books:
                 raise WeBroke(f"save after round {after}: {begun} is not what is in it")
         if told.keys() != held.keys() or meta.reduce != self.rounds_before + after:
             raise WeBroke(f"save after round {after} tells of {told}, {meta.reduce} reduces")
+
+    def check_finite(self, end: End) -> None:
+        """A round without a finite replica ends the training, and nothing else does so: WeBroke."""
+        broken = {n for n, came in self.brought.items() if all(c.refused for c in came.values())}
+        if end.status != "failed" and broken & self.closed.keys():
+            raise WeBroke(f"ended {end.status}, nobody is finite after rounds {sorted(broken)}")
+        if end.exit_code == 1 and not broken:
+            raise WeBroke(f"ended with {end.reason!r}, but somebody is finite after every round")
 
     def check_once(self) -> None:
         """No pick is in the consensus twice. Raises WeBroke."""

@@ -81,6 +81,7 @@ class Errands:
     requests: float = 0.0  # scripts ask for a checkpoint or an evaluation after a batch
     save_at_ms: float = math.inf  # somebody outside asks for one
     leaves: float = 0.0  # a script leaves its window before it is over
+    refuses: float = 0.0  # a trained replica is not finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ def _random_errands(rng: random.Random) -> Errands:
         requests=rng.choice((0.0, 0.0, 0.02)),
         save_at_ms=rng.uniform(0, 3000) if rng.random() < 0.2 else math.inf,
         leaves=rng.choice((0.0, 0.0, 0.0, 0.1)),
+        refuses=rng.choice((0.0, 0.0, 0.0, 0.02, 0.2)),
     )
 
 

@@ -30,6 +30,7 @@ from flodl_shm.control.messages import (
     Event,
     Finish,
     Grant,
+    Kill,
     Message,
     Publish,
     Published,
@@ -190,6 +191,8 @@ class World:
             self.books.check_commit(action)
         elif isinstance(action, Publish):
             self._publish(action)
+        elif isinstance(action, Kill):
+            self.actors[action.rank].kill()
         elif isinstance(action, End):
             self.record.end = action
 
@@ -282,6 +285,8 @@ class World:
     def _check_end(self) -> None:
         end = self.record.end
         self.books.check_once()
+        if end is not None:
+            self.books.check_finite(end)
         if end is None or end.status == "failed":
             return
         self.errands.check_end()
