@@ -11,3 +11,4 @@ if TYPE_CHECKING:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sim-seeds", type=int, default=2000, help="simulated runs (default 2000)")
     parser.addoption("--sim-seed", type=int, default=None, help="one simulated run to replay")
+    parser.addoption("--cycles", type=int, default=50, help="starts and stops (soak: 2500)")
