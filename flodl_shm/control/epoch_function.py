@@ -14,7 +14,7 @@ from flodl_shm.control.messages import AdjustRate, CallEpochFn, Note
 from flodl_shm.errors import PeerBroke
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
     from flodl_shm.control.checkpoint_meta import CheckpointMeta
     from flodl_shm.control.messages import Action, CallbackRan
@@ -31,6 +31,7 @@ class EpochFunction:
         self.scale = meta.lr_scale if meta else 1.0
         self._asked: Rank | None = None
         self._epoch = -1
+        self._before = (self.lr, self.scale)  # of what this epoch's function says
 
     @property
     def caller(self) -> Rank | None:
@@ -44,6 +45,8 @@ class EpochFunction:
         holder, why = self._roles.holder("epoch", living, fastest)
         if why:
             yield Note("roles", why, alert=holder is None)
+        if epoch != self._epoch:
+            self._before = (self.lr, self.scale)
         self._asked, self._epoch = holder, epoch
         if holder is not None:
             yield CallEpochFn(rank=holder, epoch=epoch)
@@ -72,6 +75,16 @@ class EpochFunction:
             self.lr, self.scale = report.lr, 1.0
         self.scale *= report.lr_scale
         yield from self._adjust(living)
+
+    def rate_of(self, trained: Container[int]) -> tuple[float | None, float]:
+        """`lr` and `scale` for a checkpoint of a state in which these epochs have begun.
+
+        The function of another epoch is called once more after a resume, so what it has said
+        meanwhile does not count: the factor would come twice.
+        """
+        if self._epoch < 0 or self._epoch in trained:
+            return self.lr, self.scale
+        return self._before
 
     def tell(self, living: Iterable[Rank]) -> Iterator[Action]:
         """Have all ranks train at the rate that was wanted last, if one was."""

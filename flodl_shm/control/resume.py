@@ -104,6 +104,8 @@ def stand(
     """
     plan, schedule = rounds.plan, rounds.schedule
     before = resume.meta.reduce if resume else 0
+    begun = schedule.begun
+    lr, lr_scale = rate.rate_of({*schedule.closed, *(epoch.epoch for epoch in begun)})
     return CheckpointMeta(
         save_reason="",
         epoch=schedule.lowest_open,
@@ -120,12 +122,12 @@ def stand(
         tail=plan.tail,
         digest=ready.digest,
         names=ready.names,
-        open_epochs=schedule.begun,
+        open_epochs=begun,
         closed_epochs=tuple(schedule.closed[number] for number in sorted(schedule.closed)),
         el_che=rounds.balance.to_state(),
         guard={"recent": rounds.guard.to_state()},
-        lr=rate.lr,
-        lr_scale=rate.scale,
+        lr=lr,
+        lr_scale=lr_scale,
     )
 
 

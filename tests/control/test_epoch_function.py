@@ -68,6 +68,19 @@ def test_factors_of_several_epochs_multiply_and_a_rate_of_its_own_replaces_them(
     assert rates == [(None, 0.5), (None, 0.25), back, (0.1, 0.5), (0.1, 0.25), (0.3, 1.0)]
 
 
+def test_a_checkpoint_before_an_epochs_first_reduce_has_the_rate_before_its_function() -> None:
+    function = asked()
+    list(function.ran(ran(0, 3, lr_scale=0.5), BOTH))
+    assert function.rate_of({2}) == (None, 1.0)
+    assert function.rate_of({2, 3}) == (None, 0.5)
+    list(function.ask(4, BOTH, fastest))
+    list(function.renew(ONE, lambda: Rank(1)))
+    list(function.ran(ran(1, 4, lr_scale=0.5), ONE))
+    assert function.rate_of({2, 3}) == (None, 0.5)
+    assert function.rate_of({2, 3, 4}) == (None, 0.25)
+    assert EpochFunction(Roles("fastest", ()), meta_of(lr=0.2)).rate_of(()) == (0.2, 1.0)
+
+
 def test_a_resumed_training_goes_on_at_the_rate_it_had() -> None:
     function = EpochFunction(Roles("fastest", ("epoch",)), meta_of(lr=0.2, lr_scale=1.0))
     assert list(function.tell(BOTH)) == [AdjustRate(rank, 0.2, 1.0) for rank in BOTH]
