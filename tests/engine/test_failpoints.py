@@ -65,6 +65,7 @@ OTHERS = {
     "enospc": (2, "sync", "save.fsync:rank=0:do=enospc", 0),
     "enospc-launcher": (2, "cadence", "save.manifest:rank=launcher:do=enospc", 0),
     "callback-raises": (2, "sync", "callback:rank=0:do=raise", 0),
+    "slow-save": (2, "sync", "save.fsync:rank=0:times=0:do=delay=0.5", 0),
     "delay": (3, "sync", "after_publish:rank=1:nth=2:do=delay=0.3", 0),
 }
 
@@ -77,7 +78,8 @@ def ends(launches, tmp_path_factory):
 
     def start(name, ranks, policy, spec):
         faults = Faults(root / name, spec)
-        words = ("--ranks", str(ranks), "--policy", policy, "--dead-after", "0.5", "train.py")
+        limits = ("--dead-after", "0.5", "--stall-timeout", "1" if name == "slow-save" else "300")
+        words = ("--ranks", str(ranks), "--policy", policy, *limits, "train.py")
         files = {"train.py": SCRIPT}
         started[name] = faults, launches.submit(name, *words, files=files, env=faults.env)
 
@@ -166,3 +168,9 @@ def test_a_callback_that_fails_is_told_and_a_late_rank_is_waited_for(ends):
     assert check_whole(end)["deaths"] == []
     assert "Injected: injected at callback" in end.out + end.err
     assert check_whole(ends("delay"))["deaths"] == []
+
+
+def test_a_save_that_lasts_longer_than_the_stall_timeout_removes_nobody(ends):
+    end = ends("slow-save")
+    assert check_whole(end)["deaths"] == []
+    assert verify(newest_of(end).folder)

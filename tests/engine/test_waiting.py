@@ -56,7 +56,7 @@ steps = 0
 def ask(pid):
     time.sleep(1.2)
     os.kill(launcher(), signal.SIGUSR2)
-    time.sleep(0.3)
+    time.sleep(0.8)  # the launcher waits half a second for its stacks
     os.kill(pid, signal.SIGCONT)
 
 def step(model, batch):
@@ -113,6 +113,8 @@ def test_who_waits_for_a_stopped_rank_is_told_and_the_run_goes_on(ends):
     told = re.search(r"rank 1 .*last sign 1\.\d s ago; waited for: .*", end.out)
     assert told, str(end)
     assert "memory" not in told[0]
+    assert "rank 0, training thread (0x" in end.out
+    assert "rank 1 gave no stacks: it is stopped, or has not begun" in end.out
     assert end.summary["deaths"] == []
 
 

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flodl_shm.ids import Rank, Row
-from flodl_shm.proc.error_file import in_words, read_error, write_error
+from flodl_shm.proc.error_file import (
+    ErrorReport,
+    in_words,
+    is_users,
+    read_error,
+    write_error,
+    write_for,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -188,7 +195,34 @@ def test_no_file_and_a_directory_are_no_report(tmp_path):
 def test_an_error_in_words_is_one_line_and_a_traceback():
     line, trace = in_words(caught(fail_in_a_library))
     assert line.startswith("json.decoder.JSONDecodeError: Expecting")
-    assert line.endswith("test_error_file.py:35)")
+    place = fail_in_a_library.__code__.co_firstlineno + 1
+    assert line.endswith(f"test_error_file.py:{place})")
     assert "\n" not in line
     assert trace.startswith("Traceback")
     assert in_words(SystemExit()) == ("SystemExit", "SystemExit\n")
+
+
+def test_of_one_that_hangs_another_writes_but_not_over_its_own_word(tmp_path):
+    place = tmp_path / "ranks" / "error.json"
+    hung = ErrorReport(Rank(1), Row(5), os.getpid(), "step", 7, kind="Stalled", file="a.py", line=3)
+    assert write_for(place, hung) is None
+    assert read_error(place) == hung
+    later = ErrorReport(Rank(1), Row(6), os.getpid(), "data", 9, kind="Stalled")
+    assert write_for(place, later) is None
+    assert read_error(place) == later
+    write_error(place, ValueError("its own"), rank=Rank(1), row=Row(7), cause="exception")
+    assert write_for(place, ErrorReport(Rank(1), Row(7), os.getpid(), "step", 9)) is None
+    assert read_error(place).message == "its own"
+
+
+def test_where_another_cannot_write_is_a_reason(tmp_path):
+    (tmp_path / "file").write_text("")
+    report = ErrorReport(Rank(1), Row(5), 3, "step", 7)
+    assert "File exists" in write_for(tmp_path / "file" / "error.json", report)
+
+
+def test_whose_a_file_is():
+    assert is_users(__file__)
+    assert not is_users(json.__file__)
+    assert not is_users("<frozen runpy>")
+    assert not is_users(in_words.__code__.co_filename)

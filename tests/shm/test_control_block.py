@@ -33,7 +33,9 @@ def test_rows_do_not_share_a_byte():
     block = ControlBlock(3, ring_bytes=4096)
     for row in range(3):
         block.beat(Row(row)).store(row + 1)
+        block.errand(Row(row)).store(row + 4)
     assert [block.beat(Row(row)).load() for row in range(3)] == [1, 2, 3]
+    assert [block.errand(Row(row)).load() for row in range(3)] == [4, 5, 6]
     block.close()
 
 

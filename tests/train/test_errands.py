@@ -265,3 +265,24 @@ def test_another_model_than_the_checkpoints_is_refused(tmp_path):
 def test_a_stop_before_the_arena_has_no_errands_to_wait_for():
     session = Session(Finish(rank=ME, status="stopped", reason="interrupt"))
     assert run(session).status == "stopped"
+
+
+# ---- who watches --------------------------------------------------------------------------------
+
+
+def test_whoever_watches_sees_since_when_an_errand_lasts_and_that_it_is_over():
+    seen = []
+    session = Session(*FIRST, CallEpochFn(rank=ME, epoch=0), FINISH)
+    run(session, job(epoch_fn=lambda epoch, handle: seen.append(session.errand)))
+    assert seen[0] > 0
+    assert session.errand == 0
+
+
+def test_an_errand_that_is_interrupted_is_over_too():
+    def leave(epoch, handle):
+        raise SystemExit(3)
+
+    session = Session(*FIRST, CallEpochFn(rank=ME, epoch=0), FINISH)
+    with pytest.raises(SystemExit):
+        run(session, job(epoch_fn=leave))
+    assert session.errand == 0

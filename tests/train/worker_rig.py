@@ -106,9 +106,10 @@ class Session:
         self.link = Script(list(orders))
         self.slot = torch.zeros(floats) if floats else None
         self.meeting = Meeting(self.slot)
+        self.errand = 0
 
     def note_errand(self, since):
-        pass
+        self.errand = since
 
     def attach(self, order):
         return self.meeting, self.slot
