@@ -35,6 +35,7 @@ class RankTally:
     batches: int = 0
     windows: int = 0
     window_batches: int = 0  # of the newest window
+    refused: int = 0  # windows whose parameters were not finite
     reports: int = 0  # messages from it
     orders: int = 0  # messages to it
     reported: int = 0
@@ -100,6 +101,7 @@ class RankTally:
             self._newest = _Waits(report.round, called_ns, report.wait_ns)
         self.windows += 1
         self.window_batches = report.batches
+        self.refused += report.refused
         self.batches += report.batches
         self.callback_ns += called_ns
         self.reported += new

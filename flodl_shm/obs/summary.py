@@ -146,6 +146,7 @@ def _rank(tally: Tally, number: Rank, use: RankUse) -> dict[str, object]:
         "private_mib": _rounded(use.private_mib, 1),
         "cpu_share": _rounded(use.cpu_share, 3),
         "profile": profile(rank),
+        "refused": rank.refused,
     }
 
 

@@ -34,7 +34,7 @@ def test_the_keys_are_those_of_the_contract(told):
     assert set(told["efficiency"]) == {"he", "vs_fastest", "sync_bound", "waste"}
     assert set(told["efficiency"]["waste"]) == {"barrier", "dispatch", "reduce", "data", "lost"}
     assert set(told["reduce_ms"]) == {"p50", "p99", "total"}
-    more = {"rss_peak_mib", "private_mib", "cpu_share", "profile"}  # beyond the contract
+    more = {"rss_peak_mib", "private_mib", "cpu_share", "profile", "refused"}  # beyond the contract
     assert all(set(rank) == RANK_KEYS | more for rank in told["per_rank"])
     assert set(told["coverage"][0]) == {
         "epoch", "picks", "done_once", "duplicated", "missing", "dropped",
