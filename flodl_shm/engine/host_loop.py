@@ -36,6 +36,7 @@ from flodl_shm.control.messages import (
     Tick,
 )
 from flodl_shm.control.shutdown import StopLadder
+from flodl_shm.engine.afterwards import Afterwards
 from flodl_shm.engine.death_record import cause_class, write_death
 from flodl_shm.engine.sampler import Sampler
 from flodl_shm.engine.saving import room_told
@@ -283,13 +284,16 @@ class HostLoop:
         """
         graceful = end.status == "ok" or (end.status == "stopped" and self._ladder.pressed <= 1)
         limit_s = self.host.config.stall_timeout_s if graceful else 0.0
-        deadline = Nanos(time.monotonic_ns() + int(limit_s * 1e9))
+        afterwards = Afterwards(limit_s, Nanos(time.monotonic_ns()))
         while self.host.alive() or self.host.is_owed_a_cause():
             now = Nanos(time.monotonic_ns())
-            if now >= deadline or self._ladder.pressed > 1 or self.failed is not None:
-                if graceful and now >= deadline:
+            is_over = afterwards.is_over(self.host, now)
+            if is_over or self._ladder.pressed > 1 or self.failed is not None:
+                if graceful and is_over:
                     late = ", ".join(f"rank {rank}" for rank in self.host.alive())
-                    self.recorder.say(f"{limit_s:g} s after the end {late} still ran: killed")
+                    self.recorder.say(
+                        f"the run has ended, and {late} did nothing for {limit_s:g} s: killed"
+                    )
                 self._kill_all(now)
                 return
             if self.wanted and not self.stopped_by:
