@@ -88,7 +88,8 @@ class Coordinator:
     @property
     def next_at(self) -> Nanos | None:
         """When something is due, whatever happens until then: a Tick should come."""
-        return self._returns.next_at
+        grace_ends = None if self._breach is None else self._breach.until
+        return min((at for at in (self._returns.next_at, grace_ends) if at), default=None)
 
     @property
     def settled_plan(self) -> Settled | None:
@@ -248,7 +249,7 @@ class Coordinator:
             raise PeersLost(self._breach.reason)
         if self.living:
             self._move_on()
-            self._bring_back()
+        self._bring_back()
         if self._training is not None and self.phase != "done":
             self._out.extend(self._training.publish(self._now))
             # Publishing may fail a save, which makes it due again: the order is given now.
@@ -275,7 +276,7 @@ class Coordinator:
         returns = self._returns
         if self.phase == "done":
             return
-        if not self._may_return:
+        if not (self._may_return and self.living):
             self._out.extend(returns.close("the run is ending"))
             return
         self._out.extend(returns.start_due(self._now))
@@ -371,8 +372,7 @@ class Coordinator:
     def _end_without_living(self) -> None:
         """Every rank has finished or is dead."""
         if self._breach is not None and not self._finished:
-            if self._training is None or not self._training.is_publishing:
-                raise PeersLost(self._breach.reason)
+            raise PeersLost(self._breach.reason)
         elif self._finished:
             if self._training is not None and self._training.is_publishing:
                 return  # the training is over, but a checkpoint is on its way

@@ -51,9 +51,12 @@ class Legacy:
         return self._last_use.get(rank, Round(0)) <= committed
 
     def is_held(self, rows: Collection[Row], rounds: Iterable[Window]) -> bool:
-        """Whether one of `rows` holds the consensus, or will when an open round has closed."""
+        """Whether one of `rows` holds the consensus, or will when an open round has closed.
+
+        Only the round that brings a rank in can give it what it never had.
+        """
         return not self._holders.isdisjoint(rows) or any(
             (not window.settled or window.contributors)
-            and any(seat.row in rows for seat in window.roster)
+            and any(seat.joiner and seat.row in rows for seat in window.roster)
             for window in rounds
         )

@@ -19,6 +19,7 @@ from flodl_shm.control.messages import (
     Finished,
     Grant,
     Left,
+    Lend,
     Order,
     Ready,
     Request,
@@ -26,6 +27,7 @@ from flodl_shm.control.messages import (
 )
 from flodl_shm.control.pace import Pace
 from flodl_shm.control.window_turn import AnchorView, takes_another
+from flodl_shm.errors import WeBroke
 from flodl_shm.ids import Nanos, Rank, Round, Row
 from flodl_shm.sim.books import Contribution
 from flodl_shm.sim.rig import MS, SimRank
@@ -51,9 +53,10 @@ class Cells:
 class Actor:
     """A rank in the world. `state` says where it is, in the words of DEATH_POINTS."""
 
-    def __init__(self, sim: SimRank, world: World) -> None:
+    def __init__(self, sim: SimRank, world: World, row: Row, incarnation: int = 0) -> None:
         self.sim, self.world = sim, world
-        self.rank, self.row = sim.rank, Row(sim.rank)
+        self.rank, self.row = sim.rank, row
+        self._death = sim.death_of(incarnation)
         self.state = "building"
         self.busy_ns = 0
         self.batches = 0
@@ -83,18 +86,18 @@ class Actor:
     def dies_at(self, point: str) -> bool:
         """Pass a point of DEATH_POINTS; True if the rank dies there."""
         self._passed[point] += 1
-        death = self.sim.death
+        death = self._death
         if death is None or death.point != point or self._passed[point] != death.nth:
             return False
         self.state = "dead"
-        self.world.die(self.rank)
+        self.world.die(self, raises=death.raises)
         return True
 
     def kill(self) -> None:
         """Die now, whatever is under way."""
         if self.state != "dead":
             self.state = "dead"
-            self.world.die(self.rank)
+            self.world.die(self)
 
     def inside(self, number: Round) -> bool:
         """True while the rank lives and waits for this round to close."""
@@ -105,7 +108,7 @@ class Actor:
 
     def build(self) -> None:
         """Build the model and report."""
-        if not self._enter("building"):
+        if self.state == "dead" or not self._enter("building"):
             return
         samples = self.world.samples
         self.world.report(
@@ -136,6 +139,7 @@ class Actor:
         match self._inbox.popleft():
             case Attach() as attach:
                 self._size = attach.plan.batch_sizes[self.rank]
+                self.world.check_slot(self)
                 if self._enter("attaching"):
                     self.world.report(self.rank, Attached(self.rank, self.row))
                     self.state = "idle"
@@ -148,6 +152,10 @@ class Actor:
             case Save() as order:
                 if self._enter("saving"):
                     self._writer.save(order)
+                    self.state = "idle"
+            case Lend() as order:
+                if self._enter("lending"):
+                    self._writer.lend(order)
                     self.state = "idle"
             case Evaluate() as order:
                 if self._enter("evaluating"):
@@ -194,8 +202,11 @@ class Actor:
         self._queue = deque(picks[self._consumed - grant.after :])
         if not self._enter("training"):
             return
-        self.world.check_rate(grant, self._rate)
-        cells = self.world.cells[self.rank]
+        if grant.global_step is None:
+            self.world.check_rate(grant, self._rate)
+            if self.holds != grant.round - 1:
+                raise WeBroke(f"rank {self.rank} begins {grant.round} and holds {self.holds}")
+        cells = self.world.cells[self.row]
         cells.round, cells.done, cells.last = grant.round, 0, self.world.now
         self._boundary()
 
@@ -223,9 +234,10 @@ class Actor:
     def _anchor_view(self, grant: Grant) -> AnchorView | None:
         if grant.anchor_rank == self.rank:
             return None
-        cells = self.world.cells[grant.anchor_rank]
+        (row,) = [seat.row for seat in grant.roster if seat.rank == grant.anchor_rank]
+        cells = self.world.cells[row]
         same = cells.round == grant.round
-        alive = grant.anchor_rank not in self.world.dead
+        alive = row not in self.world.dead
         done = cells.done if same else 0
         return AnchorView(alive, done, cells.last if same else self._began, cells.pace_ns)
 
@@ -238,7 +250,7 @@ class Actor:
         self._pace.add(took)
         self._consumed += len(batch)
         self.busy_ns += took
-        cells = self.world.cells[self.rank]
+        cells = self.world.cells[self.row]
         cells.done, cells.last, cells.pace_ns = len(self._times), self.world.now, self._pace.mean_ns
         self._ask()
         if self._enter("training"):
@@ -253,8 +265,9 @@ class Actor:
         batches, times = len(self._times), self._times
         refused = bool(batches) and self.world.rng.random() < self.world.rig.errands.refuses
         steps = 0 if refused else batches
-        brought = Contribution(grant.epoch, tuple(self._taken), steps, refused)
-        self.world.publish(self.rank, grant, brought, self._consumed)
+        joins = grant.global_step is not None
+        brought = Contribution(grant.epoch, tuple(self._taken), steps, refused, joins)
+        self.world.publish(self.row, grant, brought, self._consumed)
         if not self._enter("published"):
             return
         report = Arrived(
@@ -287,6 +300,9 @@ class Actor:
         report = Left(self.rank, self.row, number, contributors, reduce_ns=reduce_ns, digest=number)
         self.world.report(self.rank, report)
         self._began = self.world.now
-        self.holds = number
+        if contributors:
+            self.holds = number
+        if self._grant is not None and self._grant.global_step is not None:
+            self.world.check_position(self._grant)
         self.state = "idle"
         self._turn()

@@ -33,6 +33,7 @@ class Contribution:
     picks: tuple[int, ...]
     steps: int  # 0 if it is refused: its picks count as done all the same
     refused: bool = False
+    joins: bool = False  # it receives only
 
 
 @dataclass(slots=True)
@@ -80,12 +81,19 @@ class Books:
         if told.keys() != held.keys() or meta.reduce != self.rounds_before + after:
             raise WeBroke(f"save after round {after} tells of {told}, {meta.reduce} reduces")
 
-    def check_finite(self, end: End) -> None:
-        """A round without a finite replica ends the training, and nothing else does so: WeBroke."""
-        broken = {n for n, came in self.brought.items() if all(c.refused for c in came.values())}
+    def check_finite(self, end: End, *, raised: bool) -> None:
+        """A round without a finite replica ends the training, and nothing else does so.
+
+        Or a script that `raised`. Raises WeBroke.
+        """
+        broken = {
+            number
+            for number, came in self.brought.items()
+            if all(c.refused for c in came.values() if not c.joins)
+        }
         if end.status != "failed" and broken & self.closed.keys():
             raise WeBroke(f"ended {end.status}, nobody is finite after rounds {sorted(broken)}")
-        if end.exit_code == 1 and not broken:
+        if end.exit_code == 1 and not broken and not raised:
             raise WeBroke(f"ended with {end.reason!r}, but somebody is finite after every round")
 
     def check_once(self) -> None:

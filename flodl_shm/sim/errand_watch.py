@@ -24,6 +24,7 @@ from flodl_shm.control.messages import (
     PartSaved,
     Publish,
     Published,
+    Rejoined,
     Save,
 )
 from flodl_shm.errors import WeBroke
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from flodl_shm.sim.books import Books
 
 Rate = tuple[float | None, float]
+Life = tuple[Rank, int]  # which incarnation of a rank
 
 
 @dataclass(slots=True)
@@ -42,9 +44,11 @@ class ErrandWatch:
     has_epoch_fn: bool
     called_before: int | None = None
     named: Rank | None = None  # nobody else may have the role
-    buried: set[Rank] = field(default_factory=set)
-    calls: dict[int, list[Rank]] = field(default_factory=lambda: defaultdict(list))
+    lives: dict[Rank, int] = field(default_factory=dict)  # incarnations after the first
+    buried: set[Life] = field(default_factory=set)
+    calls: dict[int, list[Life]] = field(default_factory=lambda: defaultdict(list))
     returned: set[int] = field(default_factory=set)
+    begun: set[int] = field(default_factory=set)  # epochs with a window
     hanging: set[int] = field(default_factory=set)  # saves something of which is never answered
     saves: dict[int, Save] = field(default_factory=dict)  # ordered and not answered yet
     parts: dict[int, dict[Rank, PartSaved]] = field(default_factory=lambda: defaultdict(dict))
@@ -57,7 +61,7 @@ class ErrandWatch:
         """The coordinator takes this."""
         match event:
             case Died():
-                self.buried.add(event.rank)
+                self.buried.add(self._life(event.rank))
             case CallbackRan(role="epoch"):
                 self.returned.add(event.epoch)
             case PartSaved():
@@ -69,10 +73,16 @@ class ErrandWatch:
             case _:
                 pass
 
+    def _life(self, rank: Rank) -> Life:
+        return rank, self.lives.get(rank, 0)
+
     def action(self, action: Action, books: Books) -> None:
         """The coordinator has decided this."""
         match action:
-            case CallEpochFn() | Evaluate() | Save() if action.rank in self.buried:
+            case Rejoined():
+                self.lives[action.rank] = action.incarnation
+                self.told[action.rank] = self.value
+            case CallEpochFn() | Evaluate() | Save() if self._life(action.rank) in self.buried:
                 raise WeBroke(f"{action} goes to a dead rank")
             case CallEpochFn():
                 self._called(action)
@@ -96,11 +106,13 @@ class ErrandWatch:
         before = self.calls[order.epoch]
         if not set(before) <= self.buried or order.epoch in self.returned:
             raise WeBroke(f"epoch {order.epoch} is begun by {order.rank} after {before}")
-        before.append(order.rank)
+        before.append(self._life(order.rank))
 
     def _granted(self, grant: Grant) -> None:
-        wants = self.has_epoch_fn and grant.epoch != self.called_before
-        if wants and self.named not in self.buried and grant.epoch not in self.returned:
+        wants = self.has_epoch_fn and grant.epoch not in {self.called_before, *self.begun}
+        self.begun.add(grant.epoch)
+        is_gone = self.named is not None and self._life(self.named) in self.buried
+        if wants and not is_gone and grant.epoch not in self.returned:
             raise WeBroke(f"epoch {grant.epoch} begins before its function has returned")
 
     def _finishes(self, order: Finish) -> None:

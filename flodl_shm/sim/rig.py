@@ -25,6 +25,7 @@ DEATH_POINTS = (
     "reducing",
     "left",  # out of the round, before its report of that
     "epoch function",
+    "lending",
     "saving",  # the order is read, nothing is copied yet
     "writing",  # in the background: a part of a save is half a file
     "evaluating",
@@ -34,10 +35,11 @@ DEATH_POINTS = (
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """Die at `point` of the `nth` time the rank passes it."""
+    """Die at `point` of the `nth` time the rank passes it; maybe of an exception of the script."""
 
     point: str
     nth: int = 1
+    raises: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,11 @@ class SimRank:
     stall_every: int = 0  # every n-th batch takes `stall_ms` more
     stall_ms: float = 0.0
     death: Death | None = None
+    later: tuple[Death | None, ...] = ()  # of the incarnations after the first
+
+    def death_of(self, incarnation: int) -> Death | None:
+        """How that incarnation ends, if it does."""
+        return ((self.death, *self.later)[incarnation:] or (None,))[0]
 
     def batch_ns(self, now: Nanos, nth: int, rng: random.Random) -> int:
         """How long the rank's `nth` batch takes if it starts now."""
@@ -95,6 +102,8 @@ class Rig:
     late_ms: float = 0.0
     death_notice_ms: float = 5.0
     stop_at_ms: float = math.inf
+    start_ms: float = 100.0  # of a new process, mean
+    spawn_fails: float = 0.0  # the launcher cannot fork
     errands: Errands = Errands()
 
 
@@ -110,6 +119,8 @@ def random_rig(rng: random.Random) -> Rig:
         late_ms=rng.choice((20.0, 400.0)),
         death_notice_ms=rng.choice((1.0, 5.0, 80.0)),
         stop_at_ms=rng.uniform(0, 5000) if rng.random() < 0.1 else math.inf,
+        start_ms=rng.choice((1.0, 100.0, 100.0, 3000.0)),
+        spawn_fails=rng.choice((0.0, 0.0, 0.0, 0.3)),
         errands=_random_errands(rng),
     )
 
@@ -131,9 +142,7 @@ def _random_errands(rng: random.Random) -> Errands:
 
 
 def _random_rank(rank: Rank, rng: random.Random) -> SimRank:
-    death = None
-    if rng.random() < 0.35:
-        death = Death(rng.choice(DEATH_POINTS), rng.choice((1, 1, 2, 3, 8)))
+    later = tuple(_random_death(rng, 0.4) for _ in range(rng.randrange(6)))
     return SimRank(
         rank=rank,
         batch_ms=rng.choice((1.0, 20.0, 20.0, 40.0, rng.uniform(1, 20))),
@@ -143,5 +152,13 @@ def _random_rank(rank: Rank, rng: random.Random) -> SimRank:
         throttle=rng.choice((2.0, 5.0)),
         stall_every=rng.choice((0, 0, 0, 17)),
         stall_ms=rng.uniform(10, 2000),
-        death=death,
+        death=_random_death(rng, 0.35),
+        later=later,
     )
+
+
+def _random_death(rng: random.Random, chance: float) -> Death | None:
+    if rng.random() >= chance:
+        return None
+    nth = rng.choice((1, 1, 2, 3, 8))
+    return Death(rng.choice(DEATH_POINTS), nth, raises=rng.random() < 0.05)

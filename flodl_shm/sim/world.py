@@ -31,12 +31,15 @@ from flodl_shm.control.messages import (
     Finish,
     Grant,
     Kill,
+    Lend,
     Message,
     Publish,
     Published,
     Report,
     Save,
     SaveRequest,
+    Seat,
+    Spawn,
     Stop,
     Tick,
 )
@@ -44,7 +47,7 @@ from flodl_shm.control.resume import Resume
 from flodl_shm.control.roles import FASTEST
 from flodl_shm.control.saves import PATIENCE
 from flodl_shm.errors import WeBroke
-from flodl_shm.ids import Nanos, Rank, Round
+from flodl_shm.ids import Nanos, Rank, Round, Row
 from flodl_shm.sim.actor import Actor, Cells
 from flodl_shm.sim.books import Books, Consensus, Contribution
 from flodl_shm.sim.errand_watch import ErrandWatch, Rate
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=Message)
 
+FOR_RANKS = Attach | Grant | CallEpochFn | AdjustRate | Save | Evaluate | Lend | Finish
 LIMIT = 2_000_000  # simulated happenings of one run; a run that needs more does not end
 
 
@@ -112,14 +116,17 @@ class World:
             called_before=begun[0].epoch if begun else None,
             named=None if policy == FASTEST else Rank(int(policy)),
         )
-        self.cells = {sim.rank: Cells() for sim in rig.ranks}
-        self.actors = {sim.rank: Actor(sim, self) for sim in rig.ranks}
-        self.dead: set[Rank] = set()  # declared, as every rank can see it
+        self.cells = {Row(sim.rank): Cells() for sim in rig.ranks}
+        self.actors = {sim.rank: Actor(sim, self, Row(sim.rank)) for sim in rig.ranks}
+        self.dead: set[Row] = set()  # declared, as every rank can see it
+        self.raised = False  # a script, in some rank
+        self._alarm: Nanos | None = None  # the coordinator wants to look then
         self._heap: list[tuple[int, float, int, Callable[[], None]]] = []
         self._serial = 0
         self._sent = 0
+        self._incarnations = {sim.rank: 1 for sim in rig.ranks}
         self._clear: dict[tuple[str, Rank], Nanos] = {}  # channels deliver in order
-        self._rosters: dict[Round, tuple[Rank, ...]] = {}
+        self._rosters: dict[Round, tuple[Seat, ...]] = {}
         self._closing: set[Round] = set()
 
     # ---- time ---------------------------------------------------------------------------------
@@ -181,9 +188,17 @@ class World:
             self.record.actions.append((self.now, action))
             self.errands.action(action, self.books)
             self._carry_out(action)
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        at = self.coordinator.next_at
+        if at is None or (self._alarm is not None and self.now < self._alarm <= at):
+            return
+        self._alarm = at
+        self.after(at - self.now, lambda: self.deliver(Tick()))
 
     def _carry_out(self, action: Action) -> None:
-        if isinstance(action, Attach | Grant | CallEpochFn | AdjustRate | Save | Evaluate | Finish):
+        if isinstance(action, FOR_RANKS):
             actor = self.actors[action.rank]
             self._travel(("down", action.rank), lambda: actor.take(action))
         elif isinstance(action, Committed):
@@ -191,7 +206,9 @@ class World:
             self.books.check_commit(action)
         elif isinstance(action, Publish):
             self._publish(action)
-        elif isinstance(action, Kill):
+        elif isinstance(action, Spawn):
+            self._spawn(action)
+        elif isinstance(action, Kill) and self.actors[action.rank].row == action.row:
             self.actors[action.rank].kill()
         elif isinstance(action, End):
             self.record.end = action
@@ -232,19 +249,36 @@ class World:
 
     # ---- deaths ---------------------------------------------------------------------------------
 
-    def die(self, rank: Rank) -> None:
+    def die(self, actor: Actor, *, raises: bool = False) -> None:
         """The process is gone; the launcher finds out later, after its last reports."""
-        self.after(self.rig.death_notice_ms * MS, lambda: self._declare(rank))
+        self.raised = self.raised or raises
+        self.after(self.rig.death_notice_ms * MS, lambda: self._declare(actor, raises=raises))
 
-    def _declare(self, rank: Rank) -> None:
-        self.dead.add(rank)
+    def _spawn(self, action: Spawn) -> None:
+        """The launcher starts a process, or cannot."""
+        rank, row = action.rank, action.row
+        if self.actors[rank].state != "dead":
+            raise WeBroke(f"rank {rank} is started twice")
+        actor = Actor(self.actors[rank].sim, self, row, self._incarnations[rank])
+        self._incarnations[rank] += 1
+        self.actors[rank], self.cells[row] = actor, Cells()
+        if self.rng.random() < self.rig.spawn_fails:
+            actor.state = "dead"
+            self.after(0, lambda: self._declare(actor, raises=False))
+        else:
+            self.after(self.rng.expovariate(1 / (self.rig.start_ms * MS)), actor.build)
+
+    def _declare(self, actor: Actor, *, raises: bool) -> None:
+        rank, row = actor.rank, actor.row
+        self.dead.add(row)
         for number in list(self.books.brought):
             self.try_close(number)
-        cells = self.cells[rank]
+        cells = self.cells[row]
         death = Died(
             rank=rank,
-            row=self.actors[rank].row,
-            cause="signal 9",
+            row=row,
+            cause="ValueError: x" if raises else "signal 9",
+            user_error=raises,
             arrived=cells.arrived,
             steps=cells.steps,
             picks=cells.picks,
@@ -253,18 +287,19 @@ class World:
 
     # ---- the round ------------------------------------------------------------------------------
 
-    def publish(self, rank: Rank, grant: Grant, brought: Contribution, total: int) -> None:
+    def publish(self, row: Row, grant: Grant, brought: Contribution, total: int) -> None:
         """Store an arrival in the cells."""
-        cells = self.cells[rank]
+        cells, rank = self.cells[row], grant.rank
         cells.arrived, cells.steps, cells.picks = grant.round, brought.steps, total
         self.books.brought.setdefault(grant.round, {})[rank] = brought
-        self._rosters[grant.round] = tuple(seat.rank for seat in grant.roster)
+        self._rosters[grant.round] = grant.roster
         self.try_close(grant.round)
 
     def try_close(self, number: Round) -> None:
         """Close the round a reduce later, once everybody has arrived or is dead."""
         came = self.books.brought[number]
-        missing = [r for r in self._rosters[number] if r not in came and r not in self.dead]
+        roster = self._rosters[number]
+        missing = [s for s in roster if s.rank not in came and s.row not in self.dead]
         if missing or number in self._closing:
             return
         self._closing.add(number)
@@ -272,22 +307,51 @@ class World:
 
     def _close(self, number: Round) -> None:
         came = self.books.brought[number]
-        order = tuple(rank for rank in self._rosters[number] if rank in came)
-        survivors = [rank for rank in order if self.actors[rank].inside(number)]
+        here = [seat for seat in self._rosters[number] if seat.rank in came]
+        order = tuple(seat.rank for seat in here if not seat.joiner)
+        survivors = [self.actors[seat.rank] for seat in here if self._is_inside(seat, number)]
         if not survivors:
             return  # nobody was left to finish it: nothing entered any living consensus
         self.books.closed[number] = order
-        for rank in survivors:
-            self.actors[rank].leave(number, order)
+        for actor in survivors:
+            actor.leave(number, order)
+
+    def _is_inside(self, seat: Seat, number: Round) -> bool:
+        actor = self.actors[seat.rank]
+        return actor.row == seat.row and actor.inside(number)
+
+    def check_slot(self, actor: Actor) -> None:
+        """A rank binds its model to its slot: no open round may use that memory."""
+        for number, came in self.books.brought.items():
+            if actor.rank in came and number not in self.books.closed:
+                raise WeBroke(f"the slot of rank {actor.rank} is taken while {number} uses it")
+
+    def check_position(self, grant: Grant) -> None:
+        """A joiner knows how many steps went into the consensus before its window."""
+        steps = self.start.meta.global_step if self.start else 0
+        for number, ranks in self.books.closed.items():
+            if number < grant.round:
+                steps += sum(self.books.brought[number][rank].steps for rank in ranks)
+        if steps != grant.global_step:
+            raise WeBroke(f"rank {grant.rank} joins at step {grant.global_step}, not {steps}")
 
     # ---- promises -------------------------------------------------------------------------------
+
+    def _check_loss(self) -> None:
+        """A run fails only because a script raised, too many are missing, or nobody is left."""
+        end, survival = self.record.end, self.coordinator.survival
+        is_limited = survival.max_failures is not None or survival.on_death == "abort"
+        left = [actor for actor in self.actors.values() if actor.state != "dead" and actor.holds]
+        if left and end is not None and end.exit_code != 1 and not is_limited:
+            raise WeBroke(f"given up ({end.reason}), though rank {left[0].rank} is alive")
 
     def _check_end(self) -> None:
         end = self.record.end
         self.books.check_once()
         if end is not None:
-            self.books.check_finite(end)
+            self.books.check_finite(end, raised=self.raised)
         if end is None or end.status == "failed":
+            self._check_loss()
             return
         self.errands.check_end()
         if end.status == "stopped":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flodl_shm.control.messages import PartSaved, Save, SavedFile
+from flodl_shm.control.messages import Lend, Lent, PartSaved, Save, SavedFile
 from flodl_shm.errors import WeBroke
 from flodl_shm.ids import Nanos
 from flodl_shm.sim.rig import MS
@@ -36,6 +36,19 @@ class Writer:
         took = world.rng.expovariate(1 / (errands.write_ms * MS))
         self._free_at = Nanos(int(max(self._free_at, world.now) + took))
         world.after(self._free_at - world.now, lambda: self._written(order, error))
+
+    def lend(self, order: Lend) -> None:
+        """Copy the optimizer's state for another rank, and write it later."""
+        actor, world = self._actor, self._actor.world
+        error = "no space left" if world.rng.random() < world.rig.errands.part_fails else ""
+        took = world.rng.expovariate(1 / (world.rig.errands.write_ms * MS))
+        told = Lent(actor.rank, actor.row, order.row, error)
+
+        def written() -> None:
+            if actor.state != "dead":
+                world.report(actor.rank, told)
+
+        world.after(took, written)
 
     def _written(self, order: Save, error: str) -> None:
         actor = self._actor

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from flodl_shm.control.messages import Committed, Note, Publish
-from flodl_shm.control.options import Wishes
+from flodl_shm.control.options import Survival, Wishes
 from flodl_shm.sim.rig import DEATH_POINTS, MS, Death, Rig, SimRank, random_rig
 from flodl_shm.sim.world import World
 
@@ -51,6 +51,17 @@ def random_wishes(rng: random.Random, size: int, sizes: tuple[int, ...]) -> Wish
         save_at_end=rng.random() < 0.5,
         epoch_callback_rank=rng.choice(("fastest", "fastest", str(rng.randrange(size)))),
         callback_timeout_s=rng.choice((5.0, 600.0)),
+        survival=random_survival(rng, size),
+    )
+
+
+def random_survival(rng: random.Random, size: int) -> Survival:
+    return Survival(
+        max_failures=rng.choice((None, None, None, rng.randrange(size), 0.5)),
+        on_death=rng.choice(("continue",) * 9 + ("abort",)),
+        restarts=rng.choice((0, 1, 2, 5)),
+        rejoin_optimizer=rng.choice(("fresh", "peer")),
+        grace_s=rng.choice((0.0, 0.5, 30.0)),
     )
 
 
