@@ -35,14 +35,15 @@ def is_finite(tensors: Iterable[Tensor]) -> bool:
     extremes: dict[torch.device, list[Tensor]] = {}
     for tensor in tensors:
         if tensor.numel():
-            low, high = torch.aminmax(_ordered(tensor.detach()))
-            extremes.setdefault(tensor.device, []).extend((low.float(), high.float()))
+            both = torch.aminmax(_ordered(tensor))
+            narrow = both if tensor.dtype == torch.float32 else [one.float() for one in both]
+            extremes.setdefault(tensor.device, []).extend(narrow)
     return all(bool(torch.stack(found).isfinite().all()) for found in extremes.values())
 
 
 def fault(tensor: Tensor) -> str:
     """ "nan" or "infinite": what a tensor that is not finite holds."""
-    return "nan" if bool(_ordered(tensor.detach()).isnan().any()) else "infinite"
+    return "nan" if bool(_ordered(tensor).isnan().any()) else "infinite"
 
 
 def _ordered(tensor: Tensor) -> Tensor:
