@@ -81,29 +81,20 @@ class EpochTally:
         self._shares.setdefault(report.rank, _Share()).add(report, picks)
 
     def build(
-        self,
-        rank: Rank,
-        epoch: int,
-        loss: float | None,
-        picks: int,
-        value: float | None,
-        *,
-        calls: bool,
-        devices: Sequence[str],
-        world_size: int,
-        closed_at: Nanos,
+        self, epoch: int, loss: float | None, picks: int, *, devices: Sequence[str], at: Nanos
     ) -> EpochMetrics:
-        """The figures for `rank` to be told. `loss` and `picks` are the epoch's, as it closed."""
-        shares = [self._shares.get(Rank(one)) or _Share() for one in range(world_size)]
+        """The figures at `at`, as rank 0 is told them; `devices` are by rank.
+
+        `loss` and `picks` are the epoch's, as it closed or as it stands.
+        """
+        shares = [self._shares.get(Rank(one)) or _Share() for one in range(len(devices))]
         batches = sum(share.batches for share in shares)
         return EpochMetrics(
-            rank=rank,
+            rank=Rank(0),
             epoch=epoch,
             loss=loss,
             picks=picks,
-            value=value,
-            calls=calls,
-            epoch_ms=0.0 if self._began is None else (closed_at - self._began) / NS_PER_MS,
+            epoch_ms=0.0 if self._began is None else (at - self._began) / NS_PER_MS,
             scalars=_weighted(shares),
             rank_scalars=tuple(share.scalars() for share in shares),
             rank_loss=tuple(share.loss for share in shares),

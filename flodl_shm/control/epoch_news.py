@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from flodl_shm.control.epoch_metrics import EpochTally
-from flodl_shm.ids import Nanos, Rank
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from flodl_shm.control.messages import EpochClosed, EpochMetrics
     from flodl_shm.control.options import Settled
+    from flodl_shm.control.reduce_cycle import Living
     from flodl_shm.control.roles import Roles
     from flodl_shm.control.schedule import Schedule
-    from flodl_shm.ids import Row
-
-    Living = Mapping[Rank, Row]
+    from flodl_shm.ids import Nanos
 
 
 KEPT = 4  # epochs whose figures wait for a value; a later one is told with the bare facts
@@ -41,7 +39,7 @@ class EpochNews:
     def closed(self, epoch: EpochClosed, living: Living, now: Nanos) -> Iterator[EpochMetrics]:
         """An epoch is in the consensus."""
         tally = self._schedule.tallies.pop(epoch.epoch, EpochTally())
-        news = self._build(tally, epoch.epoch, epoch.loss, epoch.picks, now)
+        news = tally.build(epoch.epoch, epoch.loss, epoch.picks, devices=self._devices, at=now)
         self._told[epoch.epoch] = news
         self._told.pop(epoch.epoch - KEPT, None)
         yield from self._to_all(news, living)
@@ -54,28 +52,13 @@ class EpochNews:
         is_closed = news is not None or epoch in self._schedule.closed
         if news is None and is_closed:
             past = self._schedule.closed[epoch]
-            news = self._build(EpochTally(), epoch, past.loss, past.picks, now)
+            news = EpochTally().build(epoch, past.loss, past.picks, devices=self._devices, at=now)
         elif news is None:
             begun = self._schedule.epochs[epoch]  # only what was issued is scored
             tally = self._schedule.tallies[epoch]
-            news = self._build(tally, epoch, begun.loss, begun.pool.done, now)
+            news = tally.build(epoch, begun.loss, begun.pool.done, devices=self._devices, at=now)
         news = msgspec.structs.replace(news, value=value, closed=is_closed)
         yield from self._to_all(news, living)
-
-    def _build(
-        self, tally: EpochTally, epoch: int, loss: float | None, picks: int, now: Nanos
-    ) -> EpochMetrics:
-        return tally.build(
-            Rank(0),
-            epoch,
-            loss,
-            picks,
-            None,
-            calls=False,
-            devices=self._devices,
-            world_size=self._plan.world_size,
-            closed_at=now,
-        )
 
     def _to_all(self, news: EpochMetrics, living: Living) -> Iterator[EpochMetrics]:
         caller = None
