@@ -14,12 +14,11 @@ from flodl_shm.control.messages import Action, Arrived, Kill, Note
 from flodl_shm.errors import RankFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
+    from flodl_shm.control.reduce_cycle import Living
     from flodl_shm.control.window_ledger import Window
     from flodl_shm.ids import Rank, Round, Row
-
-    Living = Mapping[Rank, Row]
 
 LIMIT = 3  # refusals in a row that cost a rank its place: consensus, and it breaks it each time
 NAMED = 2  # ranks whose broken tensor is told when all are

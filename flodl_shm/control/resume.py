@@ -75,7 +75,9 @@ def take_up(resume: Resume, rounds: ReduceCycle) -> Iterator[Action]:
     What does not fit this run is left out with a word: it is learned again in a few windows.
     """
     meta, plan = resume.meta, rounds.plan
-    yield Resumed(resume.folder, meta.global_step, meta.closed_epochs, words(resume, plan))
+    yield Resumed(
+        resume.folder, meta.global_step, meta.closed_epochs, where_it_goes_on(resume, plan)
+    )
     if meta.epoch >= plan.epochs:
         done = f"{meta.epoch} epochs are done, {plan.epochs} are asked for"
         yield Note("resume", f"nothing is left to train: {done}", alert=meta.epoch > plan.epochs)
@@ -145,7 +147,7 @@ def attachments(resume: Resume | None, plan: Settled, seats: tuple[Seat, ...]) -
         )
 
 
-def words(resume: Resume, plan: Settled) -> str:
+def where_it_goes_on(resume: Resume, plan: Settled) -> str:
     """Where the training goes on, in a sentence."""
     meta = resume.meta
     said = f"goes on from {resume.folder}: epoch {meta.epoch} of {plan.epochs}"

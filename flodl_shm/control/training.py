@@ -37,17 +37,16 @@ from flodl_shm.control.saves import Saves
 from flodl_shm.errors import PeerBroke
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from flodl_shm.control.messages import Ready
     from flodl_shm.control.options import Settled
+    from flodl_shm.control.reduce_cycle import Living
     from flodl_shm.control.resume import Resume
-    from flodl_shm.ids import Nanos, Rank, Row
+    from flodl_shm.ids import Nanos, Rank
 
-    Living = Mapping[Rank, Row]
-
-# What this class takes in; everything else is about the beginning or the end of a run.
-Mine = Arrived | Left | Evaluated | CallbackRan | Request | PartSaved | SaveRequest | Published
+# What reaches Training; everything else is about the beginning or the end of a run.
+Reported = Arrived | Left | Evaluated | CallbackRan | Request | PartSaved | SaveRequest | Published
 
 
 class Training:
@@ -103,7 +102,7 @@ class Training:
 
     # ---- what is reported ---------------------------------------------------------------------
 
-    def absorb(self, event: Mine, living: Living, now: Nanos) -> Iterator[Action]:
+    def absorb(self, event: Reported, living: Living, now: Nanos) -> Iterator[Action]:
         """Take a report or a wish. Raises PeerBroke on one that cannot be."""
         match event:
             case Arrived():

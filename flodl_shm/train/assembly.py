@@ -57,7 +57,7 @@ def early_seed(job: Job, session: Session) -> int:
     raise WeBroke("no default seed")
 
 
-def words(layout: Layout) -> tuple[str, ...]:
+def tensor_facts(layout: Layout) -> tuple[str, ...]:
     """A few words per tensor, to name the first difference between two ranks' models."""
     return tuple(
         f"{entry.kind} {entry.name} {'x'.join(map(str, entry.shape)) or 'scalar'} {entry.dtype}"

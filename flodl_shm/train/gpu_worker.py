@@ -38,7 +38,7 @@ from flodl_shm.control.messages import (
 from flodl_shm.errors import FlodlError, WeBroke
 from flodl_shm.ids import Nanos
 from flodl_shm.train import scalars
-from flodl_shm.train.assembly import Assembly, early_seed, words
+from flodl_shm.train.assembly import Assembly, early_seed, tensor_facts
 from flodl_shm.train.data.permutation import permutation
 from flodl_shm.train.data.sampler import PickQueue
 from flodl_shm.train.data.source import as_source
@@ -220,7 +220,7 @@ class GpuWorker:
                 samples=len(self._source),
                 device=session.device,
                 wishes=job.wishes,
-                names=words(layout),
+                names=tensor_facts(layout),
                 callbacks=self._errands.has,
             )
         )
