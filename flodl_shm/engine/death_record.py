@@ -54,7 +54,7 @@ def write_death(
 
 
 def cause_class(death: Died) -> str:
-    """exception, hang, quit, signal or exit: what kind of end it was."""
+    """exception, hang, quit, signal, exit or killed: what kind of end it was."""
     if death.user_error:
         return "exception"
     if ": no progress for " in death.cause or ": stopped, no heartbeat " in death.cause:

@@ -23,7 +23,6 @@ import torch
 from flodl_shm.proc import failpoints
 from flodl_shm.proc.error_file import in_words
 from flodl_shm.train import time_limit
-from flodl_shm.train.epoch_handle import EpochHandle, RankFacts
 from flodl_shm.train.time_limit import Abandoned, within
 from flodl_shm.train.untouched import kept, untouched
 
@@ -35,9 +34,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from flodl_shm.control.messages import EpochMetrics
+    from flodl_shm.train.epoch_handle import EpochHandle
     from flodl_shm.train.job import Job
-
-__all__ = ["Callbacks", "EpochHandle", "Ran", "RankFacts"]
 
 OURS = (__file__, time_limit.__file__)
 

@@ -24,9 +24,10 @@ from flodl_shm.control.messages import (
     Save,
 )
 from flodl_shm.ids import Round
-from flodl_shm.train.callbacks import Callbacks, EpochHandle
+from flodl_shm.train.callbacks import Callbacks
 from flodl_shm.train.checkpoint.names import loan_folder, work_folder
 from flodl_shm.train.checkpoint.saver import Saver
+from flodl_shm.train.epoch_handle import EpochHandle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from flodl_shm.control.messages import Order
-    from flodl_shm.train.callbacks import Ran, RankFacts
+    from flodl_shm.train.callbacks import Ran
+    from flodl_shm.train.epoch_handle import RankFacts
     from flodl_shm.train.job import Job
     from flodl_shm.train.lr import LearningRate
     from flodl_shm.train.session import Session

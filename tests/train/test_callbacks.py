@@ -17,7 +17,8 @@ from torch import nn
 
 from flodl_shm.control.messages import EpochMetrics
 from flodl_shm.ids import Rank
-from flodl_shm.train.callbacks import Callbacks, EpochHandle, Ran
+from flodl_shm.train.callbacks import Callbacks, Ran
+from flodl_shm.train.epoch_handle import EpochHandle
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode puts no test folder there
 

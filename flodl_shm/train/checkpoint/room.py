@@ -41,10 +41,7 @@ def check_writable(stem: Path) -> None:
 
 
 def room_for(stem: Path, wanted_bytes: int) -> str:
-    """A warning in one sentence when the disk has less than `wanted_bytes` free; else empty.
-
-    A checkpoint is written before an older one is removed, so `keep` of them need one more.
-    """
+    """A warning in one sentence when the disk has less than `wanted_bytes` free; else empty."""
     place = next((parent for parent in stem.absolute().parents if parent.is_dir()), None)
     if place is None:
         return ""
