@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from flodl_shm.engine import watch as watches
-from flodl_shm.engine.hang import OURS, Place, in_lines, place_of
+from flodl_shm.engine.hang import BRIDGE, CLASSES, OURS, TRAINERS, Place, in_lines, place_of
 from flodl_shm.engine.watch import Watch
 from flodl_shm.ids import Nanos, Rank
 from flodl_shm.proc.stacks import parse
@@ -170,6 +170,11 @@ def test_a_fetch_of_the_window_is_data_and_the_users_own_loop_a_step():
     assert place_of(answer_of(window, WORKER), "unknown").cause == "data"
     loop = ("/home/me/train.py", 3, "<module>"), (f"{OURS}/engine/script.py", 5, "run_script")
     assert place_of(answer_of(*loop), "unknown").cause == "step"
+
+
+def test_files_that_say_a_class_are_there():
+    named = [*CLASSES, *TRAINERS, BRIDGE[0]]
+    assert [name for name in named if not (OURS / name).exists()] == []
 
 
 def test_without_stacks_the_guess_stands():
