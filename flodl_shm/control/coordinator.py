@@ -314,6 +314,7 @@ class Coordinator:
 
     def _train(self) -> None:
         course, may_issue = self._course(), self._stop is None
+        course.rounds.holds_a_place = self._returns.is_near(self._now)
         joined: object = True
         while joined:
             joiners = self._returns.attached if may_issue else {}

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 Living = Mapping[Rank, Row]
 SPREADING = Round(1)  # the round that spreads the initial state, and trains nothing
-JOIN_PART = 4  # a joiner trains from the next window on: the one that brings it in is short
+JOIN_PART = 8  # a joiner trains from the next window on: the one that brings it in is short
 
 
 class Pause(Enum):
@@ -87,6 +87,8 @@ class ReduceCycle:
         self._sync_ns = 0  # of the newest commit; fed to the balancer once
         self.legacy = Legacy()
         self._joined: dict[Rank, Row] = {}  # put on the newest roster
+        # Somebody is about to come back: a round dealt ahead now is a window more to wait for.
+        self.holds_a_place = False
 
     # ---- what ranks report --------------------------------------------------------------------
 
@@ -275,7 +277,7 @@ class ReduceCycle:
                 belief = replace(belief, counts=short)
             scene = Scene(epoch.pool, belief, flying, epochs_left=self.schedule.has_next())
             verdict, reason = self._policy.gate(scene)
-            if joiners and flying:
+            if flying and (joiners or self.holds_a_place):
                 verdict, reason = Gate.HOLD, f"{len(flying)} rounds end before ranks come back"
             if verdict is Gate.HOLD:
                 yield Note(topic="gate", text=reason)

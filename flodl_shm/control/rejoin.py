@@ -95,6 +95,11 @@ class Returns:
         """When the next process is due; None: nobody waits."""
         return min(self._due.values(), default=None)
 
+    def is_near(self, now: Nanos) -> bool:
+        """Whether somebody is on the way, or will be in a moment."""
+        at = self.next_at
+        return bool(self._coming) or (at is not None and at - now <= FIRST_PAUSE_NS)
+
     def is_outside(self, row: Row) -> bool:
         """Whether the row's process is or was a newcomer that has never been admitted."""
         return row in self._outside

@@ -137,6 +137,7 @@ def test_pure_rooms_open_and_print_nothing(path):
 ENVIRONMENT_READERS = {
     "flodl_shm/cli/run.py",  # the one place where configuration enters
     "flodl_shm/proc/fork_loop.py",  # no setting: it puts back a variable it changed for a moment
+    "flodl_shm/bench/faults_script.py",  # it is a user's script, which may ask for its rank
     "flodl_shm/cli/plain_python.py",  # `python train.py`: no command line was there to read it
 }
 

@@ -186,6 +186,21 @@ def test_a_dead_rank_joins_the_next_round_and_trains_from_the_one_after() -> Non
     assert [(s.rank, s.row, s.joiner) for s in after.roster] == [(0, 0, False), (1, 2, False)]
 
 
+def test_while_a_rank_is_on_its_way_back_no_round_is_dealt_ahead() -> None:
+    """Or the one that takes it in would come a window later."""
+
+    def issued_after_a_death(survival: Survival) -> int:
+        play = Play(survival, ranks=3).train()
+        rounds = play.mind._course().rounds
+        before = rounds.newest
+        play.tell(died(2))
+        play.round(2, picks=1, who=(0, 1))
+        return rounds.newest - before
+
+    assert issued_after_a_death(Survival()) == 1
+    assert issued_after_a_death(Survival(restarts=1)) == 0
+
+
 def test_a_slot_is_given_away_when_the_last_round_that_used_it_has_closed() -> None:
     play = Play(Survival(restarts=1)).train()
     play.tell(arrived(1, 2, 1, 1), died(1, arrived=2, steps=1, picks=1))

@@ -39,6 +39,18 @@ def test_a_rank_is_started_after_its_pause_in_a_new_row() -> None:
     assert book.returning == ()
 
 
+def test_a_return_is_near_from_its_first_pause_to_its_end_and_after_long_pauses_only_then() -> None:
+    book = returns(restarts=9)
+    assert not book.is_near(Nanos(0))
+    book.mourn(Rank(1), Nanos(0), contributed=True)
+    assert book.is_near(Nanos(0))
+    assert start(book, 0.1) == [(1, 2)]
+    assert book.is_near(Nanos(60 * S))
+    list(book.bury(Rank(1), Row(2), "exit 1", Nanos(60 * S)))
+    assert not book.is_near(Nanos(60 * S)), "0.2 s from now: rounds go on as ever until then"
+    assert book.is_near(Nanos(60 * S + S // 10))
+
+
 def test_pauses_double_until_an_incarnation_has_contributed() -> None:
     book = returns(restarts=100)
     pauses = []
