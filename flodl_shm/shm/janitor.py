@@ -7,7 +7,6 @@ the file itself, which the kernel releases with the owner, never a pid.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import stat
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 import posix_ipc
 
 from flodl_shm.errors import HostUnfit
+from flodl_shm.shm.file_lock import is_same_file, try_flock
 from flodl_shm.shm.free_memory import SHM
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _locked(path: Path, patience_s: float) -> int:
     deadline = time.monotonic() + patience_s
     while True:
         fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        if _try_flock(fd) and _is_same_file(fd, path):
+        if try_flock(fd) and is_same_file(fd, path):
             return fd
         os.close(fd)
         if time.monotonic() >= deadline:
@@ -80,23 +80,6 @@ def _locked(path: Path, patience_s: float) -> int:
                 hint="A stopped process (state T) may hold it: look with `fuser`.",
             )
         time.sleep(LOCK_RETRY_S)
-
-
-def _try_flock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_same_file(fd: int, path: Path) -> bool:
-    try:
-        there = path.lstat()
-    except FileNotFoundError:
-        return False
-    mine = os.fstat(fd)
-    return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
 
 
 def sweep(shm: Path = SHM, *, patience_s: float = LOCK_PATIENCE_S) -> list[str]:
@@ -127,7 +110,7 @@ def _remove_orphan(path: Path) -> bool:
     try:
         facts = os.fstat(fd)
         is_ours = stat.S_ISREG(facts.st_mode) and facts.st_uid == os.getuid()
-        if not (is_ours and _try_flock(fd)):
+        if not (is_ours and try_flock(fd)):
             return False
         path.unlink(missing_ok=True)
         return True

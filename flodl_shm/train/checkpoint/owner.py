@@ -8,11 +8,11 @@ folder, so no folder is ever seen without its owner.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from typing import TYPE_CHECKING, Final
 
 from flodl_shm.errors import HostUnfit
+from flodl_shm.shm.file_lock import is_same_file, try_flock
 from flodl_shm.train.checkpoint.durable import remove_tree, why
 from flodl_shm.train.checkpoint.folder import recover
 from flodl_shm.train.checkpoint.names import is_ours, is_owner, is_work, is_work_of, owner_file
@@ -57,29 +57,12 @@ class Owner:
 def _make(path: Path) -> int:
     for _ in range(_TRIES):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        if _lock(fd) and _is_at(fd, path):
+        if try_flock(fd) and is_same_file(fd, path):
             return fd
         os.close(fd)
     raise HostUnfit(
         f"{path} is held by another process", hint="Two runs cannot have the same name and stem."
     )
-
-
-def _lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_at(fd: int, path: Path) -> bool:
-    try:
-        there = path.lstat()
-    except FileNotFoundError:
-        return False
-    mine = os.fstat(fd)
-    return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
 
 
 def sweep(stem: Path) -> list[str]:
@@ -120,9 +103,9 @@ def _living_owners(stem: Path) -> list[str]:
             alive.append(path.name)  # another user's, say: not ours to judge
             continue
         try:
-            if not _lock(fd):
+            if not try_flock(fd):
                 alive.append(path.name)
-            elif _is_at(fd, path):
+            elif is_same_file(fd, path):
                 path.unlink(missing_ok=True)
         finally:
             os.close(fd)
