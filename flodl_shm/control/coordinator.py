@@ -126,7 +126,7 @@ class Coordinator:
         return {**late, **dict.fromkeys(self._returns.attaching, "its return")}
 
     def forgives(self, death: Died) -> bool:
-        """Whether this failure of a rank costs only the rank: it may come back, or was not back."""
+        """Whether a failure costs only its rank, which may be started again or was not back yet."""
         is_last = len(self.living) < 2 or not self.ledger.is_living(death.rank, death.row)
         can = self._may_return and not is_last and self._returns.may_return(death.rank)
         return self._returns.is_outside(death.row) or (can and death.exit_code == 1)
@@ -220,9 +220,9 @@ class Coordinator:
             told += f"; {planned}" if planned else ""
         self._say("death", told, alert=True)
         self._out.extend(said)
-        self._look_at_the_floor(death)
+        self._look_at_the_floor()
 
-    def _look_at_the_floor(self, death: Died) -> None:
+    def _look_at_the_floor(self) -> None:
         """End the run, with what can be saved, if the user wants no run with so few."""
         if self._stop is not None or self.phase not in BEFORE_THE_END:
             return
