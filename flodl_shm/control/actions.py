@@ -43,7 +43,7 @@ class Attach(Message, frozen=True):
     global_step: int = 0
     checkpoint: str = ""  # folder to start from; empty: from the model as built
     state_of: Rank | None = None  # whose optimizer and random state there is this rank's now
-    returns: bool = False  # the rank was dead: the model comes with the first round
+    version: int = 0  # rounds of the training before this run
     loan_of: Rank | None = None  # whose optimizer state lies ready for it
 
 

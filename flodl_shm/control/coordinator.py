@@ -298,8 +298,8 @@ class Coordinator:
         if self.resume is not None:
             check(self.resume, first, settled)
         if settled.save_every and not settled.can_save:
-            text = f"save_every {settled.save_every} has no effect without a launcher"
-            self._say("save", f"{text}: nothing is saved", alert=True)
+            text = f"save_every {settled.save_every} has no effect in a plain python process"
+            self._say("save", f"{text}; start the script with flodl-shm run", alert=True)
         self._training = Training(settled, reports, self.resume)
         if self.resume is not None:
             self._out.extend(take_up(self.resume, self._training.rounds))

@@ -76,6 +76,7 @@ class ReduceCycle:
         self.plan = settled
         self.schedule = Schedule(settled, meta)
         self.committed = Round(0)  # the newest round that is
+        self.before = meta.reduce if meta else 0  # rounds of the training before this run
         self.last_epoch = max(0, meta.epoch - 1) if meta else 0  # of the newest round issued
         self.guard = TrendGuard()
         self.quarantine = Quarantine()
@@ -277,8 +278,8 @@ class ReduceCycle:
                 belief = replace(belief, counts=short)
             scene = Scene(epoch.pool, belief, flying, epochs_left=self.schedule.has_next())
             verdict, reason = self._policy.gate(scene)
-            if flying and (joiners or self.holds_a_place):
-                verdict, reason = Gate.HOLD, f"{len(flying)} rounds end before ranks come back"
+            if flying and (held := self._held(flying, joiners)):
+                verdict, reason = Gate.HOLD, held
             if verdict is Gate.HOLD:
                 yield Note(topic="gate", text=reason)
                 return Pause.HELD
@@ -289,6 +290,19 @@ class ReduceCycle:
             if joiners:
                 self._take_in(epoch, living, joiners)
                 return Pause.JOINED
+
+    def _held(self, flying: list[Window], joiners: Living) -> str:
+        """Why no round is issued on top of those that fly; empty where nothing is against it.
+
+        Who can come back waits for what is dealt already. So where ranks may, the next round is
+        dealt when the first rank has arrived in this one, which is still early enough.
+        """
+        if joiners or self.holds_a_place:
+            return f"{len(flying)} rounds end before ranks come back"
+        may_return = self.plan.survival.restarts and not self._policy.one_batch
+        if may_return and not flying[-1].arrived:
+            return f"nobody has arrived in round {flying[-1].round}"
+        return ""
 
     def open_epoch(self, living: Living) -> Epoch:
         """Open the next epoch and share its picks out among the living."""

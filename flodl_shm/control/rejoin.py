@@ -181,7 +181,7 @@ class Returns:
                     slot=Slot(comer.rank),
                     seats=seats_of(dict(sorted({**living, comer.rank: comer.row}.items()))),
                     global_step=rounds.schedule.global_step,
-                    returns=True,
+                    version=rounds.before,
                     loan_of=comer.lender,
                 )
 

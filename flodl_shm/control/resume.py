@@ -80,7 +80,7 @@ def take_up(resume: Resume, rounds: ReduceCycle) -> Iterator[Action]:
     )
     if meta.epoch >= plan.epochs:
         done = f"{meta.epoch} epochs are done, {plan.epochs} are asked for"
-        yield Note("resume", f"nothing is left to train: {done}", alert=meta.epoch > plan.epochs)
+        yield Note("resume", f"nothing is left to train: {done}", alert=True)
     changed = [
         f"{past} {what} then, {here} now"
         for what, past, here in (
@@ -105,7 +105,6 @@ def stand(
     Why it is saved, by whom and how it was scored is filled in when the checkpoint is published.
     """
     plan, schedule = rounds.plan, rounds.schedule
-    before = resume.meta.reduce if resume else 0
     begun = schedule.begun
     lr, lr_scale = rate.rate_of({*schedule.closed, *(epoch.epoch for epoch in begun)})
     return CheckpointMeta(
@@ -113,7 +112,7 @@ def stand(
         epoch=schedule.lowest_open,
         epochs=plan.epochs,
         global_step=schedule.global_step,
-        reduce=before + rounds.committed,
+        reduce=rounds.before + rounds.committed,
         world_size=plan.world_size,
         ranks=(),
         seed=plan.seed,
@@ -144,6 +143,7 @@ def attachments(resume: Resume | None, plan: Settled, seats: tuple[Seat, ...]) -
             global_step=resume.meta.global_step if resume else 0,
             checkpoint=resume.folder if resume else "",
             state_of=resume.state_of(seat.rank) if resume else None,
+            version=resume.meta.reduce if resume else 0,
         )
 
 

@@ -225,7 +225,7 @@ class Saves:
         late = f"no word of it for {self._patience_ns / 1e9:g} s"
         if saving.is_publishing:
             self._forget(saving)
-            yield Note("save", f"save {saving.number} may not be published: {late}", alert=True)
+            yield Note("save", f"save {saving.number} is given up: {late}", alert=True)
         elif saving.writer in saving.awaited:
             yield from self._without(saving, saving.writer, late)
         else:
@@ -238,9 +238,10 @@ class Saves:
         if saving is None:
             return  # given up waiting for it
         del self._open[event.save]
-        if event.error:  # not tried again by itself: the disk is full for the next writer too
-            self._forget(saving)
-            text = f"save {event.save} cannot be published: {event.error}"
-            yield Note("save", text, alert=True)
-        else:
+        if event.folder:
             yield Note("save", f"save {event.save} is {event.folder}")
+        else:  # not tried again by itself: the disk is full for the next writer too
+            self._forget(saving)
+        if event.error:
+            what = "checkpoints" if event.folder else f"save {event.save} cannot be published"
+            yield Note("save", f"{what}: {event.error}", alert=True)

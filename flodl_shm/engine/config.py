@@ -268,7 +268,10 @@ class RunConfig:
                 hint="Who comes back takes the model from the others. Use --save and --resume.",
             )
         if survival.rejoin_optimizer == "peer" and not restarts:
-            raise BadConfig("--rejoin-optimizer peer has no effect without --restarts")
+            raise BadConfig(
+                "--rejoin-optimizer peer has no effect without --restarts",
+                hint="Add --restarts N to let dead ranks come back.",
+            )
         if survival.on_death == "abort" and (restarts or most is not None):
             given = f"--restarts {restarts}" if restarts else f"--max-failures {most:g}"
             raise BadConfig(f"{given} has no effect beside --on-death abort")

@@ -107,7 +107,7 @@ class EpochHandle:
 
     @property
     def current_version(self) -> int:
-        """Rounds this rank has gone through: each makes a new version of the consensus."""
+        """Rounds of the training, before a resume too: each makes a new version of the model."""
         return self._facts.current_version
 
     @property

@@ -146,7 +146,7 @@ class Errands:
                 row=session.row,
             )
         if order.has_model and "checkpoint" in self.has:
-            ran = self._callbacks.checkpoint(order.after, model)
+            ran = self._callbacks.checkpoint(self._facts.current_version, model)
             self._report("checkpoint", order.epoch, ran)
 
     def _lend(self, order: Lend) -> None:

@@ -86,7 +86,7 @@ class GpuWorker:
         self._wait_ns = 0  # for orders, since the last reduce
         self._errands_ns = 0  # in errands, since the last arrival
         self._epoch = 0
-        self._version = 0
+        self._version = self._version_before = 0
         self._latest: EpochMetrics | None = None
         self._is_noting = False  # record_scalar notes for this training
         self.is_awaited = False  # others have been told that this rank takes part
@@ -182,7 +182,7 @@ class GpuWorker:
 
     @property
     def current_version(self) -> int:
-        """The newest round this rank has gone through."""
+        """Rounds of the training up to the newest this rank has gone through."""
         return self._version
 
     @property
@@ -229,6 +229,7 @@ class GpuWorker:
     def _attach(self, order: Attach) -> None:
         session, plan = self._session, order.plan
         self._plan, self._global_step = plan, order.global_step
+        self._version = self._version_before = order.version
         self._meeting, slot = session.attach(order)
         if slot is not None:
             self._replica.bind(slot)
@@ -356,7 +357,7 @@ class GpuWorker:
         outcome = self._meeting.complete()
         self._replica.leave()
         self._global_step += outcome.steps
-        self._version = grant.round
+        self._version = self._version_before + grant.round
         session.link.send(
             Left(
                 rank=session.rank,

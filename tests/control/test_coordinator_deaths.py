@@ -169,7 +169,7 @@ def test_a_dead_rank_joins_the_next_round_and_trains_from_the_one_after() -> Non
     play.tell(died(1, arrived=2, steps=1, picks=1))
     said = back_to_attached(play)
     (attach,) = [a for a in said if isinstance(a, Attach)]
-    assert (attach.returns, attach.slot, attach.global_step) == (True, 1, 2)
+    assert (attach.slot, attach.global_step) == (1, 2)
     assert {(s.rank, s.row) for s in attach.seats} == {(0, 0), (1, 2)}
     for number in range(3, issued + 1):
         play.round(number, picks=number - 1, who=(0,))

@@ -253,7 +253,7 @@ def test_a_report_before_the_run_has_begun_is_a_broken_peer(event: Event) -> Non
 
 def test_a_setting_without_effect_says_so() -> None:
     play = Play(msgspec.structs.replace(WISHES, can_save=False, save_every=2))
-    assert "save_every 2 has no effect without a launcher" in alerts(play.begin())[0]
+    assert "save_every 2 has no effect in a plain python process" in alerts(play.begin())[0]
 
 
 # ---- resume ------------------------------------------------------------------------------------

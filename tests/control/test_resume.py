@@ -115,14 +115,14 @@ def test_what_fits_another_world_only_is_learned_afresh_and_said() -> None:
     assert rounds.guard.to_state() == ()
 
 
-@pytest.mark.parametrize(("epochs", "is_odd"), [(3, False), (2, True)])
-def test_a_finished_training_has_nothing_left(epochs: int, is_odd: bool) -> None:
+@pytest.mark.parametrize("epochs", [3, 2])
+def test_a_finished_training_has_nothing_left_and_says_so(epochs: int) -> None:
     rounds, said = taken_up(resumed(epoch=3), plan_of(epochs=epochs))
     assert rounds.schedule.finished
     assert rounds.last_epoch == 2
     (note,) = (action for action in said if isinstance(action, Note))
     assert note.text == f"nothing is left to train: 3 epochs are done, {epochs} are asked for"
-    assert note.alert == is_odd
+    assert note.alert
 
 
 def test_where_it_stands_can_be_written_down_and_taken_up_again() -> None:

@@ -228,7 +228,7 @@ def test_a_part_that_never_comes_and_a_checkpoint_never_published_are_given_up()
     assert isinstance(said[-1], Publish)
     assert said[-1].meta.ranks == (1,)
     assert desk.advance(40 * S) == []
-    assert "save 1 may not be published" in alerts(desk.advance(42 * S))
+    assert "save 1 is given up" in alerts(desk.advance(42 * S))
     assert not desk.saves.pending
     assert list(desk.saves.published(Published(1, folder="late"))) == []
 
@@ -245,6 +245,20 @@ def test_a_checkpoint_that_cannot_be_published_is_told_and_may_be_tried_again() 
     assert not desk.saves.pending
     desk.saves.wish("end")
     assert len(saved(desk.order(5, committed=5))) == 2
+
+
+def test_a_checkpoint_that_is_there_counts_though_an_older_one_could_not_be_removed() -> None:
+    desk = Desk()
+    desk.saves.wish("request")
+    desk.order(5, committed=5)
+    desk.part(0)
+    desk.part(1)
+    desk.advance()
+    trouble = "m-1 is there, but an older one could not be removed"
+    said = list(desk.saves.published(Published(1, folder="m-1", error=trouble)))
+    assert alerts(said) == f"checkpoints: {trouble}"
+    desk.saves.wish("end")
+    assert saved(desk.order(5, committed=5)) == []  # that very state is there
 
 
 def test_a_part_nobody_ordered_is_a_broken_peer() -> None:

@@ -88,11 +88,14 @@ def low(position):
     return 1e-9
 
 
+RATES = {"of_step": of_step, "stepped": stepped, "low": low}
+
+
 def go(**more):
     given = {
         "dataset": samples(int(words.get("samples", 96))),
         "batch_size": 4,
-        "scheduler": {"of_step": of_step, "stepped": stepped, "low": low}[words.get("rate", "of_step")],
+        "scheduler": RATES[words.get("rate", "of_step")],
         **{key: int(words[key]) for key in ("epochs", "seed", "augment") if key in words},
         **more,
     }

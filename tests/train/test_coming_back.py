@@ -61,7 +61,7 @@ def momentum(params):
 
 
 def returning(lender=None, global_step=40):
-    return msgspec.structs.replace(attach(), returns=True, global_step=global_step, loan_of=lender)
+    return msgspec.structs.replace(attach(), global_step=global_step, loan_of=lender)
 
 
 def test_its_rate_goes_on_from_the_step_its_first_grant_tells():

@@ -51,8 +51,11 @@ def load(stem_or_folder: Path) -> Found:
     if found.folder is not None:
         return found
     if found.skipped:
-        folder, reason = found.skipped[0]
-        raise BadConfig(f"no checkpoint {stem_or_folder}-* is whole; in {folder.name} {reason}")
+        _, reason = found.skipped[0]
+        raise BadConfig(
+            f"no checkpoint {stem_or_folder}-* is whole; the newest: {reason}",
+            hint="With --resume auto a run starts afresh when there is none.",
+        )
     what = "is a file" if stem_or_folder.is_file() else "holds no manifest.json"
     if stem_or_folder.exists():
         raise BadConfig(

@@ -113,7 +113,7 @@ def test_nothing_but_broken_ones_is_said_so(stem):
     flip(made / MODEL)
     assert newest(stem).folder is None
     with pytest.raises(
-        BadConfig, match=r"no checkpoint .*model-\* is whole; in model-0+1 .*sha256"
+        BadConfig, match=r"no checkpoint .*model-\* is whole; the newest: .*sha256"
     ):
         load(stem)
 
