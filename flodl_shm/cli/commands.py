@@ -14,7 +14,6 @@ LATER_COMMANDS = {
     "report": "Tell a finished run on one page.",
     "plan": "Run the coordinator on an imagined rig.",
     "bench": "Measure this machine.",
-    "selftest": "Prove on this machine what the project promises.",
 }
 
 

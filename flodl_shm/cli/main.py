@@ -21,6 +21,7 @@ import flodl_shm
 from flodl_shm.cli.commands import LATER_COMMANDS, clean, later_command
 from flodl_shm.cli.replay import replay_command
 from flodl_shm.cli.run import run
+from flodl_shm.cli.selftest import selftest
 from flodl_shm.cli.status import status
 from flodl_shm.errors import BadConfig, FlodlError, HostUnfit, WeBroke
 
@@ -42,6 +43,7 @@ def cli() -> None:
 cli.add_command(run)
 cli.add_command(clean)
 cli.add_command(replay_command)
+cli.add_command(selftest)
 cli.add_command(status)
 for _name, _purpose in LATER_COMMANDS.items():
     cli.add_command(later_command(_name, _purpose))
