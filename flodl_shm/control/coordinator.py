@@ -36,6 +36,7 @@ from flodl_shm.control.messages import (
     Finished,
     Lent,
     Note,
+    Present,
     Published,
     Quit,
     Ready,
@@ -147,6 +148,8 @@ class Coordinator:
         match event:
             case Died():
                 self._bury(event)
+            case Present():
+                self._admit(event.rank, event.row)
             case Stop():
                 self._stop = event
                 self._save_before_the_end()
@@ -160,11 +163,6 @@ class Coordinator:
                 if self.phase == "forming" and isinstance(event, Ready):  # in time to begin
                     self._admit(event.rank, event.row)
                     self._absorb(event)
-            case Ready() if self.phase == "forming" and self.ledger.is_unknown(
-                event.rank, event.row
-            ):
-                self._admit(event.rank, event.row)  # it came back in the script's run before
-                self._absorb(event)
             case _ if not self.ledger.is_living(event.rank, event.row):
                 self._say("stale", f"{type(event).__name__} of rank {event.rank}, already lost")
             case Ready():

@@ -175,6 +175,13 @@ class Died(Message, frozen=True):
     last_sign_at: Nanos = Nanos(0)
 
 
+class Present(Message, frozen=True):
+    """A rank that came back in the script's run before this one is there, in this row."""
+
+    rank: Rank
+    row: Row
+
+
 class Stop(Message, frozen=True):
     """Somebody wants the run to end. level 1: after this window; 2: now; 3: kill."""
 

@@ -98,10 +98,6 @@ class Ledger:
         """Whether this very incarnation lives: what a dead one sends is stale."""
         return self._living.get(rank) == row
 
-    def is_unknown(self, rank: Rank, row: Row) -> bool:
-        """Whether the rank is lost and this would be an incarnation nobody has told of."""
-        return rank in self.lost and row not in self._rows[rank]
-
     def row(self, rank: Rank) -> Row:
         """The row of the rank's newest incarnation, dead or alive."""
         return self._rows[rank][-1]

@@ -46,6 +46,7 @@ from flodl_shm.control.events import (
     Left,
     Lent,
     PartSaved,
+    Present,
     Published,
     Quit,
     Ready,
@@ -88,6 +89,7 @@ __all__ = [
     "Note",
     "Order",
     "PartSaved",
+    "Present",
     "Publish",
     "Published",
     "Quit",
@@ -124,7 +126,7 @@ Report = (
     | StopRequest
     | Finished
 )
-Event = Report | Died | Stop | SaveRequest | Published | Tick
+Event = Report | Died | Present | Stop | SaveRequest | Published | Tick
 Order = Attach | Grant | CallEpochFn | AdjustRate | Save | Evaluate | Lend | EpochMetrics | Finish
 Action = (
     Order

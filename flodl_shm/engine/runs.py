@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from flodl_shm.control.coordinator import Coordinator
+from flodl_shm.control.messages import Present
 from flodl_shm.engine.ending import report_end
 from flodl_shm.engine.host_loop import HostLoop
 from flodl_shm.engine.publisher import Publisher
@@ -85,13 +86,19 @@ class Runs:
         self._number += 1
         host.begin_again(self._number)
         self.recorder = self._open_recorder(host.record, Nanos(time.monotonic_ns()), self._number)
-        return [*map(_before_it, host.dead.values()), *self.loop.wanted]
+        back = [
+            Present(member.rank, member.row)
+            for member in host.members.values()
+            if not member.gone
+            and member.row != Row(member.rank)  # else it is there from the beginning
+        ]
+        return [*map(_before_it, host.dead.values()), *back, *self.loop.wanted]
 
 
 def _before_it(death: Died) -> Died:
     """A death as the next run sees it: it has delivered nothing there, and was never alive.
 
-    Whoever came back in a run before says so by being ready in another row than its first.
+    Whoever came back since is told of after it.
     """
     return msgspec.structs.replace(
         death, row=Row(death.rank), arrived=Round(0), steps=0, picks=0, last_sign_at=Nanos(0)

@@ -75,7 +75,7 @@ class RankTally:
     @property
     def incarnation(self) -> int:
         """0 for the first process of this rank, 1 for the one that came after it, ..."""
-        return max(0, len(self.rows) - 1)
+        return sum(back is not None for _, back in self.away)
 
     def appear(self, row: Row, now: Nanos) -> None:
         """A process of this rank has spoken for the first time."""

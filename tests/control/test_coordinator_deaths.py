@@ -19,6 +19,7 @@ from flodl_shm.control.messages import (
     Lent,
     Note,
     PartSaved,
+    Present,
     Publish,
     Published,
     Quit,
@@ -263,8 +264,10 @@ def test_who_is_ready_in_time_begins_with_the_others() -> None:
 
 def test_a_rank_that_came_back_in_the_scripts_run_before_is_in_its_row() -> None:
     play = Play(Survival())
-    said = play.tell(died(1), ready(1, 5), ready(0))
+    said = play.tell(died(1), Present(Rank(1), Row(5)), ready(0))
     assert [a.row for a in said if isinstance(a, Rejoined)] == [5]
+    assert play.mind.phase == "forming"
+    play.tell(ready(1, 5))
     assert play.mind.living == {0: 0, 1: 5}
     assert play.mind.phase == "attaching"
 

@@ -95,7 +95,22 @@ with fl.Trainer(model, momentum, step, dataset=data(2400), batch_size=4, anchor=
             w.step(loss)
 print("done", RANK, flush=True)
 """
-# An own number of restarts for each test, in the order they take.
+# The second run of a script: rank 1, which came back in the first, dies in its first window.
+AGAIN = """
+fl.Trainer(model, momentum, step, dataset=data(2400), batch_size=4, anchor=4, max_anchor=8).run()
+steps = 0
+
+
+def last(model, batch):
+    global steps
+    steps += 1
+    if RANK == 1 and steps == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return mse(model, batch)
+
+
+train(train_step=last, dataset=data(400), epochs=1)
+"""
 CASES = {
     "cadence": ("--restarts", "1", "run.py"),
     "sync": ("--restarts", "1", "--policy", "sync", "run.py"),
@@ -109,7 +124,7 @@ TWO = ("--ranks", "2", "--show-ranks", "all")
 
 @pytest.fixture(scope="module")
 def runs(launches):
-    files = {"run.py": SCRIPT + RUN, "loop.py": SCRIPT + LOOP}
+    files = {"run.py": SCRIPT + RUN, "loop.py": SCRIPT + LOOP, "again.py": SCRIPT + AGAIN}
 
     def submit(name: str, *words: str, **more):
         return launches.submit(name, *TWO, *words, files=files, **more)
@@ -126,6 +141,7 @@ def runs(launches):
     started["saves"] = submit(
         "saves", "--restarts", "1", "--save-every", "1", "--epochs", "3", "run.py"
     )
+    started["again"] = submit("again", "--restarts", "2", "again.py")
     started["plain"] = launches.submit(
         "plain", "run.py", files=files, plain=True, env={"FLODL_RANKS": "2", "FLODL_RESTARTS": "1"}
     )
@@ -240,6 +256,14 @@ def test_checkpoints_before_and_after_are_whole(runs):
     metas = [json.loads(p.read_text()) for p in sorted(ended.run_dir.glob("ckpt/*/meta.json"))]
     assert len(metas) == 3
     assert metas[-1]["ranks"] == [0, 1]
+
+
+def test_in_the_scripts_next_run_it_takes_part_and_stays_dead(runs):
+    ended = runs["again"].result()
+    check_back(ended)
+    second = json.loads((ended.run_dir / "run-2/summary.json").read_text())
+    assert [death["incarnation"] for death in second["deaths"]] == [0, 1]
+    assert (second["survivors"], second["coverage"][0]["done_once"]) == (1, 400)
 
 
 def test_a_script_that_launches_its_own_ranks(runs):
