@@ -90,7 +90,11 @@ class Coordinator:
     def next_at(self) -> Nanos | None:
         """When something is due, whatever happens until then: a Tick should come."""
         grace_ends = None if self._breach is None else self._breach.until
-        return min((at for at in (self._returns.next_at, grace_ends) if at), default=None)
+        half_time = self._training.rounds.half_time.next_at if self._training else None
+        if half_time is not None and half_time <= self._now:  # nothing is dealt any more
+            half_time = None
+        due = (self._returns.next_at, grace_ends, half_time)
+        return min((at for at in due if at), default=None)
 
     @property
     def settled_plan(self) -> Settled | None:

@@ -20,6 +20,7 @@ from flodl_shm.control.agreement import Agreement
 from flodl_shm.control.balance import Balance
 from flodl_shm.control.convergence import TrendGuard
 from flodl_shm.control.gate import Gate
+from flodl_shm.control.half_time import HalfTime
 from flodl_shm.control.legacy import Legacy
 from flodl_shm.control.mass import mass
 from flodl_shm.control.messages import (
@@ -90,6 +91,7 @@ class ReduceCycle:
         self._joined: dict[Rank, Row] = {}  # put on the newest roster
         # Somebody is about to come back: a round dealt ahead now is a window more to wait for.
         self.holds_a_place = False
+        self.half_time = HalfTime(matters=settled.survival.restarts > 0)
 
     # ---- what ranks report --------------------------------------------------------------------
 
@@ -278,7 +280,9 @@ class ReduceCycle:
                 belief = replace(belief, counts=short)
             scene = Scene(epoch.pool, belief, flying, epochs_left=self.schedule.has_next())
             verdict, reason = self._policy.gate(scene)
-            if flying and (held := self._held(flying, joiners)):
+            if flying and (joiners or self.holds_a_place):
+                verdict, reason = Gate.HOLD, f"{len(flying)} rounds end before ranks come back"
+            elif verdict is Gate.EARLY and (held := self._half_time(flying, belief, now)):
                 verdict, reason = Gate.HOLD, held
             if verdict is Gate.HOLD:
                 yield Note(topic="gate", text=reason)
@@ -291,18 +295,11 @@ class ReduceCycle:
                 self._take_in(epoch, living, joiners)
                 return Pause.JOINED
 
-    def _held(self, flying: list[Window], joiners: Living) -> str:
-        """Why no round is issued on top of those that fly; empty where nothing is against it.
-
-        Who can come back waits for what is dealt already. So where ranks may, the next round is
-        dealt when the first rank has arrived in this one, which is still early enough.
-        """
-        if joiners or self.holds_a_place:
-            return f"{len(flying)} rounds end before ranks come back"
-        may_return = self.plan.survival.restarts and not self._policy.one_batch
-        if may_return and not flying[-1].arrived:
-            return f"nobody has arrived in round {flying[-1].round}"
-        return ""
+    def _half_time(self, flying: list[Window], belief: Belief, now: Nanos) -> str:
+        """See half_time.py; the anchor rank's steps say how long a window lasts."""
+        anchor = flying[-1].anchor_rank
+        cost_ns = belief.costs.get(anchor) if belief.calibrated else None
+        return self.half_time.holds(flying, (cost_ns or 0.0) * flying[-1].anchor_steps, now)
 
     def open_epoch(self, living: Living) -> Epoch:
         """Open the next epoch and share its picks out among the living."""
