@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 TICK_NS = 500_000_000
 KILL_LIMIT_NS = 5_000_000_000  # from SIGKILL to the last process's end
+HEAR_OUT_NS = 5_000_000_000  # from the end to that of a script whose loop may have raised
 STOPPERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -76,6 +77,7 @@ class HostLoop:
         self.end: End | None = None
         self.stopped_by = 0  # the first signal that asked for the end
         self.failed: Died | None = None  # the first rank that failed, maybe after its work was done
+        self.left: dict[Rank, str] = {}  # ranks whose script left its training unfinished, and why
         self.wanted: list[Ready] = []  # reports of ranks that ask for another run
         self._came: set[tuple[Rank, Row]] = set()  # who was ready for this one
         self._ladder = StopLadder()
@@ -200,6 +202,7 @@ class HostLoop:
             self._came.add((event.rank, event.row))
         self._step(event, now)
         if isinstance(event, Quit):
+            self.left[event.rank] = event.why
             self._die(self.host.quit(event), now)
 
     def _die(self, death: Died, now: Nanos) -> None:
@@ -282,6 +285,8 @@ class HostLoop:
 
         Returns early when ranks want another run after a good end.
         """
+        if end.status == "failed":
+            self._hear_out()
         graceful = end.status == "ok" or (end.status == "stopped" and self._ladder.pressed <= 1)
         limit_s = self.host.config.stall_timeout_s if graceful else 0.0
         afterwards = Afterwards(limit_s, Nanos(time.monotonic_ns()))
@@ -301,6 +306,15 @@ class HostLoop:
             for report in self.wanted:
                 self.host.supervisor.kill(report.rank, "the script has another run, but is stopped")
             self.wanted.clear()
+            self._turn_late()
+
+    def _hear_out(self) -> None:
+        """Wait for scripts that left their training: an exception may be on its way out of them."""
+        deadline = time.monotonic_ns() + HEAR_OUT_NS
+        while self.left and self.failed is None and self._ladder.pressed <= 1:
+            running = self.host.is_owed_a_cause() or self.left.keys() & set(self.host.alive())
+            if not running or time.monotonic_ns() >= deadline:
+                break
             self._turn_late()
 
     def _turn_late(self) -> None:

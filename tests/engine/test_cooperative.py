@@ -103,6 +103,25 @@ with trainer(epochs=100_000 if way == "raises" else 4).worker() as w:
 """
 )
 
+# All ranks go, in the same way.
+ALL_QUIT = (
+    SETUP
+    + """
+try:
+    with trainer(epochs=100_000).worker() as w:
+        for plan in w.plans():
+            for batch in w.batches():
+                loss = mse(w.model, batch)
+                loss.backward()
+                w.step(loss)
+            if plan.epoch == 1:
+                raise KeyError("label")
+except KeyError:
+    if sys.argv[1] == "all-raise":
+        raise
+"""
+)
+
 
 # Asks for a checkpoint in the middle of the second epoch, or goes on from one.
 SAVES = (
@@ -148,6 +167,7 @@ def ends(launches):
         "saves": launches.shell(
             "saves", THEN.format(words=" ".join(SYNC)), files={"train.py": SAVES}
         ),
+        **{way: start(way, ALL_QUIT, way) for way in ("all-raise", "all-catch")},
         **{way: start(way, QUITS, way) for way in ("raises", "exits", "breaks")},
     }
     return lambda name: started[name].result()
@@ -198,6 +218,20 @@ def test_what_the_loop_raises_ends_the_run_at_once(ends):
     assert end.code == 1, str(end)
     assert end.err.splitlines()[-1] == "KeyError: 'label'"
     assert end.seconds < 30
+
+
+def test_what_all_loops_raise_is_the_cause_of_the_end(ends):
+    """Each has left its training before its process fails: the run is not merely lost."""
+    end = ends("all-raise")
+    assert end.code == 1, str(end)
+    assert end.err.splitlines()[-1] == "KeyError: 'label'"
+
+
+def test_loops_that_all_catch_what_they_raise_leave_a_lost_run_that_says_why(ends):
+    end = ends("all-catch")
+    assert end.code == 4, str(end)
+    assert end.err.splitlines()[-1].startswith("error: all 2 ranks are lost: rank ")
+    assert end.err.splitlines()[-1].endswith(" left the training: KeyError: 'label'")
 
 
 @pytest.mark.parametrize("way", ["exits", "breaks"])
