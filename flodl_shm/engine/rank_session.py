@@ -6,6 +6,7 @@ process, so no wait below can outlive the launcher.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -47,9 +48,14 @@ _shape_decoder = msgspec.msgpack.Decoder(ArenaShape)
 
 
 class ShmLink:
-    """Reports go up, from any thread; orders come down to the one that trains."""
+    """Reports go up, from any thread; orders come down to the one that trains.
+
+    Both are this process's alone: a copy that the script has forked, and that comes back from
+    there, would write over what the rank writes. It ends where it first tries.
+    """
 
     def __init__(self, block: ControlBlock, row: Row) -> None:
+        self._pid = os.getpid()
         self.recent: deque[str] = deque(maxlen=RECENT)
         self.waits_for = ""  # what the training waits for, for whoever asks
         self._lock = threading.Lock()  # the script may ask for the end beside its training
@@ -62,6 +68,7 @@ class ShmLink:
 
         Raises PeersLost if the launcher does not read for a minute, LinkLost on a broken ring.
         """
+        self._end_a_copy()
         self.recent.append(f"sent {type(report).__name__}")
         deadline = time.monotonic_ns() + SEND_LIMIT_NS
         try:
@@ -72,6 +79,7 @@ class ShmLink:
 
     def receive(self, *, wait_for: str) -> Order:
         """The next order. Ends with one, or with the process when the launcher is gone."""
+        self._end_a_copy()
         self.waits_for = wait_for
         order = None
         while order is None:
@@ -82,7 +90,19 @@ class ShmLink:
 
     def poll(self) -> Order | None:
         """The next order if it is there already, as a whole."""
+        self._end_a_copy()
         return self._take() if self._reader.has_data() else None
+
+    def _end_a_copy(self) -> None:
+        if os.getpid() == self._pid:
+            return
+        text = (
+            f"process {os.getpid()}, which the script has forked in rank process {self._pid}, came"
+            " back into the training and is ended. Let it end by os._exit().\n"
+        )
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())
+        os._exit(1)
 
     def _take(self) -> Order | None:
         """The next order; None when only a part of a long one has come yet."""

@@ -62,6 +62,18 @@ names = ("epoch_fn", "eval_fn", "checkpoint_fn", "metrics_fn")
 go(**{name: hanging(name) for name in names}, eval_dataset=[1], epochs=1)
 """
 
+# A copy of the rank comes back from each function as the rank does.
+FORKS = """
+def forking(name):
+    def call(*_):
+        os.fork()
+        return 7.0
+    return call
+
+names = ("epoch_fn", "eval_fn", "checkpoint_fn", "metrics_fn")
+go(**{name: forking(name) for name in names}, eval_dataset=[1], eval_every=1, save_every=1)
+"""
+
 # Whoever has the role dies of it: in the second epoch's function, then in the final evaluation.
 MOVES = """
 def epoch_fn(epoch, worker):
@@ -183,6 +195,7 @@ def ends(launches, tmp_path_factory):
         "alone": start("alone", REACHES, "train.py", env=two, plain=True),
         "raises": start("raises", RAISES, *SYNC, "train.py"),
         "hangs": start("hangs", HANGS, *saving("hangs"), "--callback-timeout", "0.5", "train.py"),
+        "forks": start("forks", FORKS, *SYNC, "train.py"),
         "moves": start("moves", MOVES, "--ranks", "3", "--policy", "sync", "train.py"),
         "named": start(
             "named", NAMED, *saving("named"), "--epoch-callback-rank", "1", "train.py", "sleep=.002"
@@ -225,6 +238,15 @@ def test_one_that_hangs_is_abandoned_and_the_place_shown(ends, name):
     log = (end.run_dir / "ranks" / f"rank{rank}" / "stderr.log").read_text()
     assert "# where it hangs" in log
     is_exact(end.summary, epochs=1)
+
+
+def test_a_forked_copy_of_a_rank_that_comes_back_from_one_ends_and_costs_nothing(ends):
+    end = ends("forks")
+    assert end.code == 0, str(end)
+    assert end.summary["survivors"] == 2
+    is_exact(end.summary, epochs=3)
+    logs = "".join(log.read_text() for log in end.run_dir.glob("ranks/rank*/stderr.log"))
+    assert "came back into the training and is ended" in logs
 
 
 def test_a_role_goes_on_with_another_rank_when_its_holder_dies(ends):
