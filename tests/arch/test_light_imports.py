@@ -17,6 +17,7 @@ LIGHT = [
     "from flodl_shm.cli.main import main_run; main_run(['--dry-run', '--json'])",
     "from flodl_shm.cli.main import main; main(['run', '--help'])",
     "from flodl_shm.cli.main import main; main(['clean'])",
+    "from flodl_shm.cli.main import main; main(['selftest', '--help'])",
     "from flodl_shm.cli.main import main; main(['status', 'no']); main(['replay', 'no'])",
     "import flodl_shm.obs.run_state, flodl_shm.obs.replay, flodl_shm.engine.view",
 ]
