@@ -77,7 +77,7 @@ INNER = {
     "deaths": "rank incarnation cause at_s detected_ms next_commit_ms",
     "efficiency": "he vs_fastest sync_bound waste",
     "per_rank": """rank device batches picks share busy_s wait_s data_s reduce_s picks_per_busy_s
-        rss_mib pss_mib exit rss_peak_mib private_mib cpu_share profile""",
+        rss_mib pss_mib exit rss_peak_mib private_mib cpu_share profile refused""",
 }
 
 
@@ -118,7 +118,9 @@ def test_the_layout_of_a_run_directory(ends):
     assert end.run_dir.name.endswith("-trial")
     found = {str(path.relative_to(end.run_dir)) for path in end.run_dir.rglob("*")}
     ranks = {
-        f"ranks/rank{n}/{file}" for n in (0, 1) for file in ("pid", "stdout.log", "stderr.log")
+        f"ranks/rank{n}/{file}"
+        for n in (0, 1)
+        for file in ("pid", "stdout.log", "stderr.log", "stacks.txt")
     }
     files = {"run.json", "journal.jsonl", "metrics.jsonl", "resources.jsonl", "summary.json"}
     folders = {"ckpt", "ranks", "ranks/rank0", "ranks/rank1"}
