@@ -382,7 +382,7 @@ class Coordinator:
             self._wind_up()
         else:
             self._formation.check_came(death.cause for death in self.ledger.deaths)
-            raise PeersLost(f"all {self.world_size} ranks are lost")
+            raise PeersLost(f"all {self.world_size} ranks are lost: {self.ledger.obituary()}")
 
     def _wind_up(self) -> None:
         if self._training is not None:  # without it nobody has trained

@@ -22,7 +22,7 @@ from flodl_shm.engine.scarcity import scarcity_told
 from flodl_shm.engine.settings import SettingsFile
 from flodl_shm.engine.spawned import SpawnEntry, preload_nothing
 from flodl_shm.engine.view import open_view
-from flodl_shm.errors import BadConfig, HostUnfit, PeersLost
+from flodl_shm.errors import BadConfig, HostUnfit
 from flodl_shm.ids import Nanos
 from flodl_shm.obs.journal import Journal
 from flodl_shm.obs.metrics import MetricsFile
@@ -161,10 +161,8 @@ def _drive(host: Host, runs: Runs, server: ForkServer) -> Outcome:
 
 def _after_all(end: End, loop: HostLoop) -> End:
     """What is known of the end when every process is gone."""
-    if end.status == "stopped":
+    if loop.failed is None or end.status == "stopped":
         return end
-    if loop.failed is None:
-        return _with_who_left(end, loop)
     # Of ranks that fail together the one whose process ends first need not have failed first.
     cause = first_error(loop.host.errors)
     rank, why = (
@@ -179,15 +177,6 @@ def _after_all(end: End, loop: HostLoop) -> End:
         reason = f"rank {rank} failed: {why}"
         return End(status="failed", exit_code=code, reason=reason)
     return end
-
-
-def _with_who_left(end: End, loop: HostLoop) -> End:
-    """All that are lost may have left by themselves: one says why."""
-    if end.exit_code != PeersLost.exit_code or not loop.left:
-        return end
-    rank, why = next(iter(loop.left.items()))
-    reason = f"{end.reason}: rank {rank} left the training: {why}"
-    return End(status="failed", exit_code=end.exit_code, reason=reason)
 
 
 def _recorder(
