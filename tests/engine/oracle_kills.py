@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from faults_rig import Faults
 from many_runs import fork_killer
-from oracle import repeat
+from oracle import CLOSE, repeat
 from oracle_script import EPOCHS, SAMPLES
 
 from flodl_shm.control.options import Survival, Wishes
@@ -32,7 +32,6 @@ from flodl_shm.engine.launch import conduct
 from flodl_shm.engine.rank_main import preload
 
 SCRIPT = Path(__file__).with_name("oracle_script.py")
-CLOSE = 1e-6
 LIMIT_S = 60.0
 IN_REDUCE = ("at_publish", "after_publish", "mid_shard", "redo_valid", "after_shard", "adopt")
 
@@ -64,7 +63,7 @@ def kill_once(place: Path, seed: str, *, in_reduce: bool) -> dict[str, Any]:
     place.mkdir()
     rng = random.Random(seed)
     config = config_of(place, rng)
-    victim, delay_s = rng.randrange(config.ranks), rng.uniform(0, 0.9)
+    victim, delay_s = rng.randrange(config.ranks), rng.uniform(0, 0.7)
     point, nth = rng.choice(IN_REDUCE), rng.randrange(2, 9)
     told = {"seed": seed, "ranks": config.ranks, "policy": config.wishes.policy, "victim": victim}
     began = time.monotonic()

@@ -53,7 +53,9 @@ def main() -> None:
     trainer = fl.Trainer(model, sgd, step, dataset=data(), batch_size=BATCH, epochs=EPOCHS)
     state = trainer.run()
     flat = torch.cat([tensor.reshape(-1) for tensor in state.params.values()])
-    np.save(place / f"final-{rank}.npy", flat.numpy())
+    partial = place / f"partial-{rank}.npy"
+    np.save(partial, flat.numpy())
+    partial.rename(place / f"final-{rank}.npy")  # a kill may come here, too
 
 
 if __name__ == "__main__":
