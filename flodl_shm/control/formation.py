@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from flodl_shm.control.messages import Attached, Finished, Ready
+    from flodl_shm.control.options import Wishes
     from flodl_shm.ids import Rank
 
 
@@ -86,8 +87,18 @@ def _difference(one: Ready, other: Ready) -> str:
     if one.samples != other.samples:
         return f"the dataset has {one.samples} samples on one, {other.samples} on the other"
     if one.wishes != other.wishes:
-        return f"Trainer was called with {one.wishes} on one, {other.wishes} on the other"
+        mine, theirs = _apart(one.wishes, other.wishes)
+        return f"Trainer was called with {mine} on one, {theirs} on the other"
     if one.callbacks != other.callbacks:
         mine, theirs = (", ".join(those.callbacks) or "no" for those in (one, other))
         return f"Trainer was given {mine} functions on one, {theirs} on the other"
     return ""
+
+
+def _apart(one: Wishes, other: Wishes) -> tuple[str, str]:
+    """What each has that the other has not: "epochs=4", "epochs=9"."""
+    names = [name for name in one.__struct_fields__ if getattr(one, name) != getattr(other, name)]
+    mine, theirs = (
+        ", ".join(f"{name}={getattr(those, name)!r}" for name in names) for those in (one, other)
+    )
+    return mine, theirs

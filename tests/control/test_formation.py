@@ -50,7 +50,7 @@ def test_attached_of_all_living() -> None:
         ({"digest": "x", "names": ("param a 2 float32", "param b")}, "nothing on one, param b"),
         ({"digest": "x", "names": ("param a 2 float32",)}, "model layout abc on one, x on"),
         ({"samples": 65}, "64 samples on one, 65 on the other"),
-        ({"wishes": Wishes(epochs=3)}, "Trainer was called with"),
+        ({"wishes": Wishes(epochs=3)}, "called with epochs=None on one, epochs=3 on the other"),
         ({"callbacks": ("epoch",)}, "given no functions on one, epoch on the other"),
     ],
 )
