@@ -256,7 +256,7 @@ def test_blows_are_written_down_in_order(tmp_path):
 # ---- for real --------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.procs
 def test_a_real_row_is_measured(tmp_path):
     target = tmp_path / "faults.json"

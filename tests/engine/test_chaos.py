@@ -55,7 +55,7 @@ def test_growth_is_told_when_there_is_enough_to_tell_it_from(soak):
     assert soak.growth(rising[:4]) is None
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.procs
 def test_chaos_leaves_the_training_whole():
     done = subprocess.run(

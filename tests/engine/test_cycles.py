@@ -15,6 +15,7 @@ WARM = 5  # runs until caches of the interpreter are filled
 RSS_KIB = 40  # per cycle at most: allocators keep a little, a leaked ring alone is 128
 
 
+@pytest.mark.soak
 def test_descriptors_threads_segments_and_memory_do_not_grow(tmp_path, request):
     count = request.config.getoption("--cycles")
     out = subprocess.run(

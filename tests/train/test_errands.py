@@ -187,10 +187,10 @@ def test_without_a_launcher_a_save_is_answered_in_words():
 @pytest.mark.parametrize("has_model", [True, False])
 def test_the_checkpoint_function_is_called_where_the_model_is_written(has_model, tmp_path):
     called = []
-    session = Session(*FIRST, save(after=7, has_model=has_model), FINISH)
+    session = Session(*FIRST, save(after=1, has_model=has_model), FINISH)
     saving(session, tmp_path)
     run(session, job(checkpoint_fn=lambda version, model: called.append((version, type(model)))))
-    assert called == ([(7, Net)] if has_model else [])
+    assert called == ([(1, Net)] if has_model else [])
     assert [ran.role for ran in session.link.of(CallbackRan)] == ["checkpoint"] * has_model
 
 
