@@ -112,9 +112,7 @@ def test_nothing_but_broken_ones_is_said_so(stem):
     made = publish_one(stem, 1)
     flip(made / MODEL)
     assert newest(stem).folder is None
-    with pytest.raises(
-        BadConfig, match=r"no checkpoint .*model-\* is whole; the newest: .*sha256"
-    ):
+    with pytest.raises(BadConfig, match=r"no checkpoint .*model-\* is whole; the newest: .*sha256"):
         load(stem)
 
 
