@@ -67,7 +67,7 @@ class EpochFunction:
             )
         self._asked = None
         if report.error:
-            text = f"the epoch function raised in epoch {report.epoch}: {report.error}"
+            text = f"the epoch function failed in epoch {report.epoch}: {report.error}"
             yield Note("epoch", text, alert=True)
         if report.lr is None and report.lr_scale == 1.0:
             return

@@ -215,7 +215,7 @@ def test_an_epoch_begins_when_its_function_has_returned_on_the_rate_it_wants() -
     assert [(a.rank, a.epoch) for a in out if isinstance(a, CallEpochFn)] == [(1, 1)]
     assert not [a for a in out if isinstance(a, Grant)]
     out = play.tell(CallbackRan(Rank(1), Row(1), "epoch", 1, error="ValueError: no"))
-    assert alerts(out) == ["the epoch function raised in epoch 1: ValueError: no"]
+    assert alerts(out) == ["the epoch function failed in epoch 1: ValueError: no"]
     assert [a.rank for a in out if isinstance(a, Grant)] == [1, 1]
 
 

@@ -109,7 +109,7 @@ def test_an_error_in_it_is_told_and_holds_nothing_up() -> None:
     (note,) = function.ran(ran(0, 3, error="ValueError: no (train.py:3)"), BOTH)
     assert isinstance(note, Note)
     assert note.alert
-    assert note.text == "the epoch function raised in epoch 3: ValueError: no (train.py:3)"
+    assert note.text == "the epoch function failed in epoch 3: ValueError: no (train.py:3)"
     assert function.caller is None
 
 

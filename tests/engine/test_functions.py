@@ -208,7 +208,7 @@ def ends(launches, tmp_path_factory):
 
 
 WORDS = {
-    "epoch_fn": "the epoch function raised in epoch 0: ",
+    "epoch_fn": "the epoch function failed in epoch 0: ",
     "eval_fn": "evaluation on rank {} raised: ",
     "checkpoint_fn": "the checkpoint function raised on rank {}: ",
     "metrics_fn": "the metrics function raised on rank {}: ",
