@@ -28,8 +28,7 @@ from flodl_shm.bench.control_channels import (
     QueueChannel,
     RingChannel,
 )
-from flodl_shm.bench.report import write_report
-from flodl_shm.errors import FlodlError
+from flodl_shm.bench.report import conclude
 from flodl_shm.ids import Row
 from flodl_shm.proc.prctl import die_with_parent
 from flodl_shm.shm.control_block import ControlBlock
@@ -221,14 +220,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer reps: well under a minute")
     parser.add_argument("--seed", type=int, default=0, help="of the order of the channels")
     options = parser.parse_args(argv)
-    try:
-        rows = measure_all(QUICK if options.quick else FULL, options.seed)
-        if options.json:
-            write_report(options.json, rows)
-    except FlodlError as error:
-        print(f"error: {error.sentence()}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    effort = QUICK if options.quick else FULL
+    return conclude(lambda: measure_all(effort, options.seed), options.json)
 
 
 def measure_all(effort: Effort, seed: int) -> list[dict[str, Any]]:

@@ -30,14 +30,14 @@ from flodl_shm.bench.faults_cases import (
     config_of,
 )
 from flodl_shm.bench.faults_figures import FaultFigures, measure
-from flodl_shm.bench.gates import Gate, verdicts
-from flodl_shm.bench.report import write_report
+from flodl_shm.bench.gates import Gate
+from flodl_shm.bench.report import conclude
 from flodl_shm.bench.striker import blows_of as struck_in
 from flodl_shm.bench.striker import fork_striker, reap
 from flodl_shm.engine.launch import conduct
 from flodl_shm.engine.rank_main import preload
 from flodl_shm.engine.watch import BEAT_NS
-from flodl_shm.errors import FlodlError, HostUnfit
+from flodl_shm.errors import HostUnfit
 from flodl_shm.obs import journal
 from flodl_shm.obs.summary import percentile
 
@@ -176,22 +176,11 @@ def main(argv: list[str] | None = None) -> int:
     print(f"seed {options.seed}", flush=True)
     began = time.monotonic()
     preload()  # once: the fork servers of all runs find torch imported
-    try:
-        rows = measure_all(cases, effort, options.seed)
-        for line in verdicts(GATES, [_known(row) for row in rows], NAMES):
-            print(line)
-        if options.json:
-            write_report(options.json, rows)
-    except FlodlError as error:
-        print(f"error: {error.sentence()}", file=sys.stderr)
-        return error.exit_code
+    code = conclude(
+        lambda: measure_all(cases, effort, options.seed), options.json, gates=GATES, names=NAMES
+    )
     print(f"{time.monotonic() - began:.0f} s in all")
-    return 0
-
-
-def _known(row: dict[str, object]) -> dict[str, object]:
-    """Without the figures that there are none of: no verdict is told of them."""
-    return {key: value for key, value in row.items() if value is not None}
+    return code
 
 
 if __name__ == "__main__":

@@ -30,12 +30,15 @@ class Gate:
 
 
 def verdicts(gates: Sequence[Gate], rows: Sequence[Row], names: Sequence[str]) -> list[str]:
-    """A line for each gate and row that has the figure; `names` are the keys that name a row."""
+    """A line for each gate and row that has the figure; `names` are the keys that name a row.
+
+    A figure that is None there is none of.
+    """
     return [
         f"{' '.join(str(row[name]) for name in names if name in row)}: {gate.key} "
         f"{row[gate.key]:.3g}, {'at least' if gate.at_least else 'at most'} {gate.bound:g}: "
         f"{'held' if gate.holds(row[gate.key]) else 'MISSED'}"
         for gate in gates
         for row in rows
-        if gate.key in row and gate.of(row)
+        if row.get(gate.key) is not None and gate.of(row)
     ]

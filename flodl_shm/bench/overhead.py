@@ -25,9 +25,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from flodl_shm.bench.report import write_report
+from flodl_shm.bench.report import conclude
 from flodl_shm.control.messages import Grant, Seat
-from flodl_shm.errors import BadConfig, FlodlError
+from flodl_shm.errors import BadConfig
 from flodl_shm.ids import Rank, Round, Row, Slot
 from flodl_shm.shm.arena import Arena
 from flodl_shm.shm.control_block import ControlBlock
@@ -237,15 +237,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer reps: well under a minute")
     parser.add_argument("--seed", type=int, default=0, help="of the order of the loops")
     options = parser.parse_args(argv)
-    try:
-        with _one_thread():
-            rows = measure_all(QUICK if options.quick else FULL, options.seed)
-        if options.json:
-            write_report(options.json, rows)
-    except FlodlError as error:
-        print(f"error: {error.sentence()}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    effort = QUICK if options.quick else FULL
+    with _one_thread():
+        return conclude(lambda: measure_all(effort, options.seed), options.json)
 
 
 def measure_all(effort: Effort, seed: int) -> list[dict[str, Any]]:

@@ -20,10 +20,9 @@ import torch
 import torch.distributed as dist
 
 from flodl_shm.bench import reduce_model, reduce_mpi
-from flodl_shm.bench.gates import Gate, verdicts
+from flodl_shm.bench.gates import Gate
 from flodl_shm.bench.reduce_stage import Stage
-from flodl_shm.bench.report import write_report
-from flodl_shm.errors import FlodlError
+from flodl_shm.bench.report import conclude
 from flodl_shm.ids import Round, Row, Slot
 from flodl_shm.train.reduce import Reducer
 
@@ -154,16 +153,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--quick", action="store_true", help="the rows that take under a minute")
     options = parser.parse_args(argv)
-    try:
-        rows = measure_all(quick=options.quick)
-        for line in verdicts(GATES, rows, NAMES):
-            print(line)
-        if options.json:
-            write_report(options.json, rows)
-    except FlodlError as error:
-        print(f"error: {error.sentence()}", file=sys.stderr)
-        return error.exit_code
-    return 0 if all(row.get("identical", True) for row in rows) else 1
+    return conclude(
+        lambda: measure_all(quick=options.quick), options.json, gates=GATES, names=NAMES
+    )
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flodl_shm.bench.gates import Gate, verdicts
-from flodl_shm.bench.report import write_report
+from flodl_shm.bench.gates import Gate
+from flodl_shm.bench.report import conclude
 from flodl_shm.bench.rig_cases import (
     FULL,
     POLICIES,
@@ -37,7 +37,7 @@ from flodl_shm.bench.rig_ddp import run_ddp
 from flodl_shm.bench.rig_figures import RigFigures, measure
 from flodl_shm.engine.launch import launch
 from flodl_shm.engine.rank_main import preload
-from flodl_shm.errors import FlodlError, HostUnfit
+from flodl_shm.errors import HostUnfit
 from flodl_shm.obs import journal
 
 if TYPE_CHECKING:
@@ -159,22 +159,19 @@ def main(argv: list[str] | None = None) -> int:
     policies = options.policy or (QUICK_POLICIES if options.quick else POLICIES)
     began = time.monotonic()
     preload()  # once: the fork servers of all rows find torch imported
-    try:
-        rows = measure_all(
+    code = conclude(
+        lambda: measure_all(
             [rig for rig in RIGS if rig.name in wanted],
             [policy for policy in POLICIES if policy in policies],
             effort,
             options.seed,
-        )
-        for line in verdicts(GATES, rows, NAMES):
-            print(line)
-        if options.json:
-            write_report(options.json, rows)
-    except FlodlError as error:
-        print(f"error: {error.sentence()}", file=sys.stderr)
-        return error.exit_code
+        ),
+        options.json,
+        gates=GATES,
+        names=NAMES,
+    )
     print(f"{time.monotonic() - began:.0f} s in all")
-    return 0
+    return code
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flodl_shm.bench.report import write_report
-from flodl_shm.errors import FlodlError, HostUnfit
+from flodl_shm.bench.report import conclude
+from flodl_shm.errors import HostUnfit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -166,19 +166,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of who starts first")
     options = parser.parse_args(argv)
     effort = QUICK if options.quick else FULL
+    return conclude(lambda: measure_all(effort, options.seed), options.json)
+
+
+def measure_all(effort: Effort, seed: int) -> list[dict[str, Any]]:
+    """One row after the other; prints as it goes."""
+    subprocess.run([sys.executable, "-c", "import torch, torch._dynamo"], check=True)
     rows = []
-    try:
-        subprocess.run([sys.executable, "-c", "import torch, torch._dynamo"], check=True)
-        print("ranks   ours s  torchrun s  ratio  startup s")
-        for ranks in effort.ranks:
-            rows.append(run_row(ranks, effort.repeats, seed=options.seed))
-            print(line_of(rows[-1]), flush=True)
-        if options.json:
-            write_report(options.json, rows)
-    except FlodlError as error:
-        print(f"error: {error.sentence()}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    print("ranks   ours s  torchrun s  ratio  startup s")
+    for ranks in effort.ranks:
+        rows.append(run_row(ranks, effort.repeats, seed=seed))
+        print(line_of(rows[-1]), flush=True)
+    return rows
 
 
 if __name__ == "__main__":

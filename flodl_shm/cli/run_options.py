@@ -12,6 +12,7 @@ import click
 from flodl_shm import workloads
 from flodl_shm.cli.config_file import read_config
 from flodl_shm.cli.options import RunOption, later, working
+from flodl_shm.control.options import CALLBACK_TIMEOUT_S
 
 RIG = "Ranks and devices"
 TRAINING = "Training"
@@ -208,7 +209,7 @@ OPTIONS: tuple[RunOption, ...] = (
     working(
         "--callback-timeout",
         type=float,
-        default=600.0,
+        default=CALLBACK_TIMEOUT_S,
         metavar="S",
         section=SAVES,
         help="A function of the script that lasts longer is abandoned. [default: 600]",

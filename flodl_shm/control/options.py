@@ -11,6 +11,8 @@ import msgspec
 
 from flodl_shm.ids import Rank
 
+CALLBACK_TIMEOUT_S = 600.0  # of a user's function, unless somebody says otherwise
+
 
 class Survival(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a rank's death means for the run. Settled outside of the script."""
@@ -74,7 +76,7 @@ class Settled(msgspec.Struct, frozen=True):
     epoch_callback_rank: str = "fastest"  # or a rank's number: see control/roles.py
     metrics_on_rank: bool = True  # a rank calls the metrics function; False: the launcher does
     can_save: bool = False  # somebody publishes what ranks save; else no save is ever asked for
-    callback_timeout_s: float = 600.0  # a user's function, or a save, is given up after that
+    callback_timeout_s: float = CALLBACK_TIMEOUT_S  # a save is given up then, too
     survival: Survival = Survival()
 
     @property

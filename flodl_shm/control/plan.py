@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 
-from flodl_shm.control.options import Settled, Survival, Wishes
+from flodl_shm.control.options import CALLBACK_TIMEOUT_S, Settled, Survival, Wishes
 from flodl_shm.control.roles import FASTEST
 from flodl_shm.errors import BadConfig
 
@@ -34,7 +34,7 @@ DEFAULTS = Wishes(
     epoch_callback_rank=FASTEST,
     metrics_on_rank=True,
     can_save=False,
-    callback_timeout_s=600.0,
+    callback_timeout_s=CALLBACK_TIMEOUT_S,
     survival=Survival(),
 )
 COUNTS = (

@@ -37,7 +37,7 @@ from flodl_shm.control.messages import (
 from flodl_shm.control.policy import Scene, policy_of
 from flodl_shm.control.quarantine import Quarantine
 from flodl_shm.control.schedule import Epoch, Schedule
-from flodl_shm.control.window_ledger import Window, WindowLedger
+from flodl_shm.control.window_ledger import SPREADING, Window, WindowLedger
 from flodl_shm.control.window_plan import Belief, WindowPlan
 from flodl_shm.errors import PeerBroke, WeBroke
 from flodl_shm.ids import Nanos, Rank, Round, Row, Slot
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from flodl_shm.control.options import Settled
 
 Living = Mapping[Rank, Row]
-SPREADING = Round(1)  # the round that spreads the initial state, and trains nothing
 JOIN_PART = 8  # a joiner trains from the next window on: the one that brings it in is short
 
 

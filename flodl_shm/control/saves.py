@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from flodl_shm.control.messages import DropSave, Note, Publish, Save
+from flodl_shm.control.window_ledger import SPREADING
 from flodl_shm.errors import PeerBroke
-from flodl_shm.ids import Nanos, Rank, Round
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from flodl_shm.control.messages import Action, PartSaved, Published
     from flodl_shm.control.options import Settled
     from flodl_shm.control.roles import Roles
+    from flodl_shm.ids import Nanos, Rank, Round
 
 # Whose word counts if several ask for the same state: the one that says most about the run.
 REASONS = ("end", "max_failure_exceeded", "graceful_shutdown", "checkpoint", "signal", "request")
 MOST_COLLECTING = 2  # each costs a copy of the replica on every rank until it is written
-FIRST_TRAINED = Round(2)  # round 1 only spreads the initial state: nothing worth a file
 PATIENCE = 2.0  # an evaluation or an epoch function may stand before a save in a rank's queue
 
 
@@ -120,7 +120,7 @@ class Saves:
         """
         if not self._due:
             return
-        if edge.after < FIRST_TRAINED:
+        if edge.after <= SPREADING:  # nothing worth a file
             if is_last:
                 self._due.clear()
             return

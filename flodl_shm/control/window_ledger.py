@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from flodl_shm.control.messages import Arrived, Left, Seat
 
+SPREADING = Round(1)  # the round that spreads the initial state, and trains nothing
+
 
 @dataclass(slots=True)
 class Window:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from flodl_shm.control import plan
 from flodl_shm.control.ledger import Ledger
-from flodl_shm.control.options import Survival, Wishes
+from flodl_shm.control.options import CALLBACK_TIMEOUT_S, Survival, Wishes
 from flodl_shm.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class RunConfig:
     save: Path | None = None  # stem of checkpoint directories; None: in the run's own directory
     keep: int | None = None  # newest checkpoints that stay; None: all
     resume: str | None = None  # "auto", a stem, or one checkpoint's directory
-    callback_timeout_s: float = 600.0
+    callback_timeout_s: float = CALLBACK_TIMEOUT_S
     survival: Survival = Survival()
     run_root: Path = Path("runs")
     name: str | None = None

@@ -6,11 +6,11 @@ from a save that somebody ordered; nothing of ours reads it.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
+from flodl_shm.engine.watch import NO_HEARTBEAT, NO_PROGRESS
+from flodl_shm.errors import HostUnfit
+from flodl_shm.obs.run_dir import write_json
 from flodl_shm.train.checkpoint.durable import why
 
 if TYPE_CHECKING:
@@ -38,18 +38,13 @@ def write_death(
         "cause": _plain(cause),
         "unix_time_secs": int(unix_time_s),
     }
-    path = stem.with_name(f"{stem.name}.rank{rank}.death.json")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
-        partial.replace(path)
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        write_json(stem.with_name(f"{stem.name}.rank{rank}.death.json"), record)
     except OSError as trouble:
-        try:
-            partial.unlink(missing_ok=True)
-        except OSError:
-            pass  # what refused the write refuses this
         return f"cannot write {why(trouble)}"
+    except HostUnfit as unfit:
+        return unfit.what
     return ""
 
 
@@ -57,7 +52,7 @@ def cause_class(death: Died) -> str:
     """exception, hang, quit, signal, exit or killed: what kind of end it was."""
     if death.user_error:
         return "exception"
-    if ": no progress for " in death.cause or ": stopped, no heartbeat " in death.cause:
+    if f": {NO_PROGRESS} for " in death.cause or f": {NO_HEARTBEAT} for " in death.cause:
         return "hang"
     first = death.cause.split(" ", 1)[0]
     return {"left": "quit", "signal": "signal", "exit": "exit"}.get(first, "killed")

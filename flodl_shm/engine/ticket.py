@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from flodl_shm.control.options import CALLBACK_TIMEOUT_S
 from flodl_shm.errors import WeBroke
 from flodl_shm.ids import Rank, Row
 
@@ -43,7 +44,7 @@ class Ticket(msgspec.Struct, frozen=True):
     run_id: str = ""
     loans: str = ""  # folder of what ranks write for those that come back
     save_stem: str = ""  # of the checkpoints of the script's first run, absolute
-    callback_timeout_s: float = 600.0
+    callback_timeout_s: float = CALLBACK_TIMEOUT_S
     stacks_file: str = ""  # where it answers when it is asked for its stacks
 
 

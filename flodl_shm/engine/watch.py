@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 BEAT_NS: Final = 100_000_000  # between two heartbeats, see engine/rank_session.py
 ANSWER_NS: Final = 5_000_000  # between two looks at what was asked for
+NO_PROGRESS, NO_HEARTBEAT = "no progress", "stopped, no heartbeat"  # how a death's words begin
 ASLEEP_NS: Final = 2_000_000_000  # looks come every half second, or this process stood still
 
 
@@ -90,7 +91,7 @@ class Watch:
         self._look_again(now + BEAT_NS)
         if not is_stopped(host.supervisor.children[rank]):
             return None
-        return Lost(rank, f"stopped, no heartbeat for {silent_ns / 1e9:.1f} s")
+        return Lost(rank, f"{NO_HEARTBEAT} for {silent_ns / 1e9:.1f} s")
 
     def _stalled(
         self, host: Host, rank: Rank, awaited: Mapping[Rank, str], now: Nanos
@@ -115,7 +116,9 @@ class Watch:
         del self._calls[rank]
         place = place_of(answer, guess_of(host, rank))
         length_s = (now - since) / 1e9 if errand else self._stall_s
-        why = f"no progress for {length_s:.4g} s in {place.words()}; {awaited[rank]} is waited for"
+        why = (
+            f"{NO_PROGRESS} for {length_s:.4g} s in {place.words()}; {awaited[rank]} is waited for"
+        )
         return Lost(rank, why if answer else f"{why}; it gave no stacks", place, answer)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flodl_shm.control.mass import REFUSED, mass
+from flodl_shm.control.window_ledger import SPREADING
 from flodl_shm.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
     from flodl_shm.train.replica import Replica
     from flodl_shm.train.step import Stepper
-
-SPREADING = 1  # the round in which nothing has been trained yet
 
 
 @torch.no_grad()

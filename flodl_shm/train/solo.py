@@ -28,7 +28,7 @@ from flodl_shm.control.messages import (
     Save,
     Tick,
 )
-from flodl_shm.control.options import Wishes
+from flodl_shm.control.options import CALLBACK_TIMEOUT_S, Wishes
 from flodl_shm.errors import WeBroke, of_exit_code
 from flodl_shm.ids import Nanos, Rank, Row
 from flodl_shm.train.gpu_worker import GpuWorker
@@ -114,7 +114,7 @@ class LoneSession:
     seed: int | None = None
     slow: tuple[SlowDown, ...] = ()
     free_run_s = 0.0
-    callback_timeout_s = 600.0
+    callback_timeout_s = CALLBACK_TIMEOUT_S
     run_id = ""
     save_stem = ""
     loans = ""

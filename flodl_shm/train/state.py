@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,11 +60,7 @@ class TrainedState:
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # Under the launcher every rank may come here, with the same state: each has a name of
-            # its own, and whoever is last stays.
-            mine = f".{MODEL}.{os.getpid()}"
-            write_tensors(folder, mine, tensors, {"format": "pt"})
-            (folder / mine).replace(folder / MODEL)
+            write_tensors(folder, MODEL, tensors, {"format": "pt"})
         except OSError as error:
             raise HostUnfit(f"cannot write the trained state: {why(error)}") from None
         return folder / MODEL

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 
-from flodl_shm.engine.death_record import write_death
-from flodl_shm.ids import Rank
+import pytest
+
+from flodl_shm.control.messages import Died
+from flodl_shm.engine.death_record import cause_class, write_death
+from flodl_shm.engine.watch import NO_HEARTBEAT, NO_PROGRESS
+from flodl_shm.ids import Rank, Row
 
 
 def write(stem, rank=1, **more):
@@ -47,3 +51,23 @@ def test_what_the_disk_refuses_is_answered_not_raised(tmp_path):
     (tmp_path / "model.rank1.death.json").mkdir()
     assert "Is a directory" in write(tmp_path / "model")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "model.rank1.death.json"]
+
+
+@pytest.mark.parametrize(
+    ("cause", "facts", "kind"),
+    [
+        ("KeyError: 'x' (train.py:3)", {"user_error": True}, "exception"),
+        (
+            f"signal 9, killed by the launcher: {NO_PROGRESS} for 300 s in data",
+            {},
+            "hang",
+        ),
+        (f"signal 9, killed by the launcher: {NO_HEARTBEAT} for 5.1 s", {}, "hang"),
+        ("left the training: KeyError", {}, "quit"),
+        ("signal 11 (SIGSEGV)", {}, "signal"),
+        ("exit 0", {}, "exit"),
+        ("ended, status unknown", {}, "killed"),
+    ],
+)
+def test_the_kind_of_an_end_is_known_by_its_words(cause, facts, kind):
+    assert cause_class(Died(Rank(1), Row(1), cause, **facts)) == kind

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from safetensors import safe_open
@@ -9,7 +11,6 @@ from safetensors.torch import load_file, load_model
 from torch import nn
 
 from flodl_shm.errors import BadConfig, HostUnfit
-from flodl_shm.train import state as module
 from flodl_shm.train.state import TrainedState
 
 
@@ -109,16 +110,14 @@ def test_an_export_names_a_tensor_no_file_can_hold(tmp_path):
 def test_several_may_save_into_one_folder_at_once(tmp_path, monkeypatch):
     """As ranks do whose script goes on after its training; each is a process of its own."""
     state = TrainedState(params={"w": torch.arange(1000.0)})
-    real = module.write_tensors
+    real = os.replace
 
-    def write_while_another_saves(folder, name, tensors, facts):
-        written = real(folder, name, tensors, facts)
-        monkeypatch.setattr(module, "write_tensors", real)
-        monkeypatch.setattr(module.os, "getpid", lambda: 1)
+    def replace_after_another_process(partial, path):
+        monkeypatch.setattr(os, "replace", real)
+        monkeypatch.setattr(os, "getpid", lambda: 1)
         state.save_pretrained(tmp_path)
-        monkeypatch.undo()
-        return written
+        real(partial, path)
 
-    monkeypatch.setattr(module, "write_tensors", write_while_another_saves)
+    monkeypatch.setattr(os, "replace", replace_after_another_process)
     state.save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]

@@ -27,10 +27,11 @@ _NO_FOLDER_SYNC: Final = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 def write_durably(folder: Path, name: str, pieces: Iterable[bytes | memoryview]) -> SavedFile:
     """Put `pieces` one after the other at folder/name; it appears whole, and synced.
 
+    Of several processes that write the same name at once, the last to be done stays.
     A piece is bytes or a contiguous buffer of bytes. Raises OSError with the path; whatever is
     raised, nothing half written stays.
     """
-    path, partial = folder / name, folder / f".{name}.partial"
+    path, partial = folder / name, folder / f".{name}.{os.getpid()}.partial"
     digest, size = hashlib.sha256(), 0
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

@@ -21,7 +21,7 @@ _STEP_DIGITS: Final = 12  # names sort as numbers up to a trillion steps
 _NO_NAME: Final = re.compile(r"[^\w.-]", re.ASCII)
 _OURS: Final = re.compile(
     r"\.?(model\.safetensors|optimizer-rank\d+\.(safetensors|json)|meta\.json|manifest\.json)"
-    r"(\.partial)?"
+    r"(\.\d+\.partial)?"
 )
 
 

@@ -45,7 +45,7 @@ def test_what_no_rank_has_named_is_left_out(stem):
     work = work_folder(stem, RUN, 1)
     files = parts(work)
     (work / "optimizer-rank1.json").write_text("a part that failed later")
-    (work / ".optimizer-rank1.safetensors.partial").write_text("half")
+    (work / ".optimizer-rank1.safetensors.7.partial").write_text("half")
     (work / "sub").mkdir()
     made = folder.publish(stem, work, meta(), files)
     assert {p.name for p in made.iterdir()} == {f.name for f in files} | {
@@ -243,9 +243,9 @@ def test_everything_is_synced_before_the_name_appears_and_the_name_after(stem, m
     monkeypatch.setattr(os, "replace", noted("replace", replace))
     made = folder.publish(stem, work, meta(), files)
     assert calls == [
-        ("fsync", ".meta.json.partial"),
+        ("fsync", f".meta.json.{os.getpid()}.partial"),
         ("replace", "meta.json"),
-        ("fsync", ".manifest.json.partial"),
+        ("fsync", f".manifest.json.{os.getpid()}.partial"),
         ("replace", "manifest.json"),
         ("fsync", work.name),
         ("rename", made.name),

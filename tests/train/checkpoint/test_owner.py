@@ -25,7 +25,7 @@ def test_a_place_that_is_not_there_needs_no_sweeping(stem):
 def test_a_stale_work_folder_goes_and_is_named(stem):
     work = work_folder(stem, RUN, 3)
     parts(work)
-    (work / ".optimizer-rank1.json.partial").write_text("half")
+    (work / ".optimizer-rank1.json.7.partial").write_text("half")
     owner_file(stem, RUN).write_text("")
     assert sweep(stem) == [f"{work} removed: the run that was making it is gone"]
     assert names(stem) == []
