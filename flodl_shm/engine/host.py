@@ -263,10 +263,6 @@ class Host:
         return told
 
     def _death(self, child: Child) -> Died:
-        member = self.members[child.rank]
-        arrived, steps, picks = (0, 0, 0)
-        if self.arena is not None:
-            arrived, steps, picks = self.arena.last_arrival(member.row)
         code = child.status.code if child.status else None
         error = self._error_of(child)
         is_cut_off = error is not None and error.cause == LINK
@@ -275,12 +271,22 @@ class Host:
         # Only what this package refuses has an exit code of ours; the script's sys.exit(3) is a
         # failure of the script.
         refused = error is not None and error.cause == "refused"
-        return Died(
-            rank=child.rank,
+        return msgspec.structs.replace(
+            self._gone(self.members[child.rank], error.headline() if error else child.cause()),
             row=child.row,
-            cause=error.headline() if error else child.cause(),
             user_error=not is_cut_off and (bool(code) or error is not None),
             exit_code=code if refused and code in EXIT_CODES else 1,
+        )
+
+    def _gone(self, member: Member, cause: str) -> Died:
+        """The end of an incarnation, with its last arrival as the cells say."""
+        arrived, steps, picks = (0, 0, 0)
+        if self.arena is not None:
+            arrived, steps, picks = self.arena.last_arrival(member.row)
+        return Died(
+            rank=member.rank,
+            row=member.row,
+            cause=cause,
             arrived=Round(arrived),
             steps=steps,
             picks=picks,
@@ -295,19 +301,9 @@ class Host:
     def quit(self, report: Quit) -> Died:
         """A rank's script has left its training: it takes part no more, though it lives on."""
         member = self.members[report.rank]
-        arrived, steps, picks = (0, 0, 0)
         if self.arena is not None:
             self.arena.declare_dead(member.row)
-            arrived, steps, picks = self.arena.last_arrival(member.row)
-        return Died(
-            rank=report.rank,
-            row=report.row,
-            cause=f"left the training: {report.why}",
-            arrived=Round(arrived),
-            steps=steps,
-            picks=picks,
-            last_sign_at=self.last_sign(member),
-        )
+        return self._gone(member, f"left the training: {report.why}")
 
     def _error_of(self, child: Child) -> ErrorReport | None:
         """What the process wrote before it ended, or before we killed it for another's failure."""
